@@ -1,0 +1,279 @@
+"""The configuration of a run: a tree of dataclasses that mirrors the TOML file, checked field by field."""
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import tomli_w
+from annotated_types import Ge, Gt, Le
+from pydantic import TypeAdapter
+
+from incofl.client import LocalSettings
+from incofl.data.images import find_source
+from incofl.errors import ConfigError, nearest
+from incofl.inco import InCo
+from incofl.method import BufferPolicy, Weighting
+from incofl.methods import find_method
+from incofl.models import MODELS
+from incofl.models.resnet import Stem
+from incofl.split import Kind
+
+Count = Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which data, and who holds them."""
+
+    name: str = "digits"
+    root: str = "data"
+    partition: Literal["iid", "dirichlet"] = "dirichlet"
+    alpha: Annotated[float, Gt(0)] = 0.5
+    clients: Count = 20
+    limit: Count | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The server model, named by the largest member of its family."""
+
+    name: str = "resnet26"
+    width: Annotated[float, Gt(0), Le(4)] | None = None
+    stem: Stem | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """The sizes of client models."""
+
+    kind: Kind = "stage"
+    levels: Count | tuple[int | float | tuple[int, ...], ...] = 5
+    depth: Literal["full", "scaled"] | tuple[int | tuple[int, ...], ...] = "full"
+    counts: tuple[Annotated[int, Ge(0)], ...] | None = None
+
+
+@dataclass(frozen=True)
+class AggregateConfig:
+    """How the server averages."""
+
+    weighting: Weighting = "uniform"
+    precision: Literal["float32", "float64"] = "float32"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Where turns are computed."""
+
+    workers: Count | Literal["auto"] = "auto"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """When the server model is evaluated; the last round always is."""
+
+    every: Count = 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run, completely."""
+
+    seed: Annotated[int, Ge(0)] = 0
+    rounds: Count = 30
+    method: str = "incoavg"
+    cohort: Annotated[float, Gt(0)] = 0.25
+    buffers: BufferPolicy = "per-level"
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    local: LocalSettings = field(default_factory=LocalSettings)
+    inco: InCo = field(default_factory=InCo)
+    aggregate: AggregateConfig = field(default_factory=AggregateConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def __post_init__(self) -> None:
+        """Checks what concerns more than one field, and fills in what follows from the data set."""
+        source = find_source(self.data.name)
+        method = find_method(self.method)
+        if self.model.name not in MODELS:
+            raise ConfigError(f"model.name: got {self.model.name!r}{nearest(self.model.name, MODELS)}")
+        if self.cohort >= 1 and self.cohort != int(self.cohort):
+            raise ConfigError(f"cohort: got {self.cohort}, expected a whole number of clients or a ratio below 1")
+        if self.cohort > self.data.clients:
+            raise ConfigError(f"cohort: got {self.cohort:g}, expected at most data.clients = {self.data.clients}")
+        if self.split.counts is not None and sum(self.split.counts) != self.data.clients:
+            raise ConfigError(
+                f"split.counts: got {sum(self.split.counts)} clients in all, expected data.clients = {self.data.clients}"
+            )
+        if self.engine.workers not in (1, "auto"):
+            raise ConfigError(
+                f"engine.workers: got {self.engine.workers}, expected 1 or 'auto': this version computes in one process"
+            )
+        model = dataclasses.replace(
+            self.model,
+            width=self.model.width or source.width,
+            stem=source.stem if self.model.stem == "auto" else self.model.stem,
+        )
+        object.__setattr__(self, "method", method.name)
+        object.__setattr__(self, "model", model)
+        if self.cohort >= 1:
+            object.__setattr__(self, "cohort", int(self.cohort))
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients per round."""
+        return int(self.cohort) if self.cohort >= 1 else max(1, round(self.cohort * self.data.clients))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; ``None`` is written ``"none"``, for TOML has no null."""
+        return typing.cast(dict[str, Any], _plain(dataclasses.asdict(self)))
+
+    def to_toml(self) -> str:
+        """The resolved config as a TOML document."""
+        return tomli_w.dumps(self.to_dict())
+
+    def digest(self) -> str:
+        """Identifies everything that can change results: a run may be resumed only under the same digest.
+
+        The number of rounds and the engine are left out, so that a run can be prolonged or moved.
+        """
+        values = {key: value for key, value in self.to_dict().items() if key not in ("rounds", "engine")}
+        return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def make_config(values: Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:
+    """A checked config from nested values (as read from TOML) and ``key=value`` overrides."""
+    tree: dict[str, Any] = _copy(values or {})
+    for override in overrides:
+        _set(tree, override)
+    _check_keys(tree, Config, "")
+    try:
+        return TypeAdapter(Config).validate_json(json.dumps(_none(tree)), strict=True)
+    except pydantic.ValidationError as problem:
+        raise ConfigError(_explain(problem)) from None
+    except TypeError as problem:
+        raise ConfigError(f"config: {problem}") from None
+
+
+def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
+    """Reads a TOML file, or a preset by its name, and applies overrides."""
+    return make_config(read_toml(path) if path is not None else {}, overrides)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The values of a TOML file or preset."""
+    file = Path(path)
+    try:
+        if not file.exists() and str(path) in presets():
+            return tomllib.loads(presets()[str(path)])
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file, nor a preset{nearest(str(path), presets())}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path}: not a TOML file ({problem})") from None
+    except OSError as problem:
+        raise ConfigError(f"{path}: cannot be read ({problem.strerror})") from None
+
+
+def presets() -> dict[str, str]:
+    """The configs that come with the package, by name."""
+    folder = resources.files("incofl") / "presets"
+    return {
+        entry.name.removesuffix(".toml"): entry.read_text() for entry in folder.iterdir() if entry.name.endswith(".toml")
+    }
+
+
+def _set(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set: got {override!r}, expected key=value such as data.alpha=0.5")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string: --set method=incoavg
+    *tables, last = key.strip().split(".")
+    for table in tables:
+        tree = tree.setdefault(table, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"--set: {key.strip()!r} is not a key: {table!r} is a value, not a table")
+    tree[last] = value
+
+
+def _check_keys(tree: Mapping[str, Any], section: type, prefix: str) -> None:
+    hints = typing.get_type_hints(section)
+    names = [f.name for f in dataclasses.fields(section)]
+    for key, value in tree.items():
+        if key not in names:
+            raise ConfigError(f"config: unknown key {prefix + key!r}{nearest(key, names)}")
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{prefix}{key}: got {value!r}, expected a table such as [{key}]")
+            _check_keys(value, typing.cast(type, hints[key]), f"{prefix}{key}.")
+
+
+def _explain(problem: pydantic.ValidationError) -> str:
+    """The first complaint in one line: key, what it got, what was expected."""
+    error = problem.errors(include_url=False)[0]
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):
+        return str(cause)
+    keys = [str(part) for part in error["loc"]]
+    # Unions add the name of the tried member to the location; the key itself is what the user wrote.
+    hint: Any = Config
+    path = []
+    while keys and dataclasses.is_dataclass(hint):
+        path.append(keys.pop(0))
+        hint = typing.get_type_hints(hint, include_extras=True)[path[-1]]
+    return f"{'.'.join(path)}: got {error['input']!r}, expected {_expected(hint)}"
+
+
+def _expected(hint: Any) -> str:
+    """A type in the user's words."""
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        base, *bounds = typing.get_args(hint)
+        words = [_expected(base)]
+        for bound in bounds:
+            words += [f"{sign} {getattr(bound, attribute)}" for attribute, sign in _SIGNS if hasattr(bound, attribute)]
+        return " ".join(words)
+    if origin is Literal:
+        return " or ".join(repr(choice) for choice in typing.get_args(hint))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_expected(member) for member in typing.get_args(hint))
+    if origin is tuple:
+        return "a list"
+    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "'none'"}.get(
+        hint, str(hint)
+    )
+
+
+_SIGNS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+
+
+def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+
+
+def _none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _none(entry) for key, entry in value.items()}
+    return None if value == "none" else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return "none" if value is None else value

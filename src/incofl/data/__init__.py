@@ -1,0 +1,18 @@
+"""Data sets as tensors, their partition over clients, and batches."""
+
+from incofl.data.batches import local_batches, test_batches
+from incofl.data.images import DATASETS, Dataset, Images, find_source, load_dataset
+from incofl.data.partition import make_partition
+from incofl.data.pipeline import Pipeline
+
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "Images",
+    "Pipeline",
+    "find_source",
+    "load_dataset",
+    "local_batches",
+    "make_partition",
+    "test_batches",
+]

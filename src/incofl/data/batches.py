@@ -1,0 +1,34 @@
+"""Batches of a client: permutations of its indices into the one tensor that holds the data set."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Generator, Tensor
+
+from incofl.client import Batch, LocalSettings
+from incofl.data.images import Images
+from incofl.data.pipeline import Pipeline
+
+
+def local_batches(
+    images: Images, indices: Tensor, pipeline: Pipeline, settings: LocalSettings, generator: Generator
+) -> Iterator[Batch]:
+    """All batches of a client's turn, every epoch in a new order, augmented.
+
+    With ``drop_last`` the last, partial batch is left out unless it is the only one. A last batch of a single example
+    is always left out: batch normalisation has no variance of one example.
+    """
+    size = settings.batch_size
+    for _ in range(settings.epochs):
+        order = indices[torch.randperm(len(indices), generator=generator)]
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            if len(batch) == 1 or (settings.drop_last and start > 0 and len(batch) < size):
+                continue
+            yield pipeline.train(images.x[batch], generator), images.y[batch]
+
+
+def test_batches(images: Images, pipeline: Pipeline, size: int = 512) -> Iterator[Batch]:
+    """The whole test set in order."""
+    for start in range(0, len(images), size):
+        yield pipeline.test(images.x[start : start + size]), images.y[start : start + size]

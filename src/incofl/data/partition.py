@@ -1,0 +1,53 @@
+"""Who holds which training examples: ``iid``, or ``dirichlet`` label skew as in the paper and NIID-Bench."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from incofl.errors import DataError
+
+Kind = Literal["iid", "dirichlet"]
+LEAST_EXAMPLES = 10  # the paper redraws until every client has as many
+MOST_DRAWS = 2_000
+
+
+def make_partition(
+    labels: Tensor, clients: int, kind: Kind, alpha: float, rng: np.random.Generator
+) -> list[Tensor]:
+    """For each client the indices of its examples; every index is given to exactly one client."""
+    if clients > len(labels):
+        raise DataError(f"data.clients: got {clients}, expected at most {len(labels)}, the number of training examples")
+    if kind == "iid":
+        parts = np.array_split(rng.permutation(len(labels)), clients)
+    else:
+        parts = _dirichlet(labels.numpy(), clients, alpha, rng)
+    return [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
+
+
+def _dirichlet(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Each class is dealt out in shares p ~ Dirichlet(alpha), skipping clients that already hold their fair share.
+
+    Redrawn until everybody has 10 examples, or half a fair share where data are scarcer than that.
+    """
+    classes = np.unique(labels)
+    least = max(1, min(LEAST_EXAMPLES, len(labels) // (2 * clients)))
+    for _ in range(MOST_DRAWS):
+        members = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
+        held = np.zeros(clients, dtype=np.int64)
+        cuts = []
+        for indices in members:
+            shares = rng.dirichlet(np.full(clients, alpha)) * (held < len(labels) / clients)
+            if not shares.sum() > 0:  # all shares fell to clients that are full: draw everything again
+                break
+            cut = (np.cumsum(shares / shares.sum())[:-1] * len(indices)).astype(np.int64)
+            cuts.append(cut)
+            held += np.diff(cut, prepend=0, append=len(indices))
+        if len(cuts) == len(classes) and held.min() >= least:
+            pieces = [np.split(indices, cut) for indices, cut in zip(members, cuts, strict=True)]
+            return [rng.permutation(np.concatenate(own)) for own in zip(*pieces, strict=True)]
+    raise DataError(
+        f"data.alpha: got {alpha} for {clients} clients; {MOST_DRAWS} draws gave somebody fewer than {least} of the "
+        f"{len(labels)} examples; raise data.alpha or lower data.clients"
+    )

@@ -1,0 +1,92 @@
+"""From a config to the federation it describes."""
+
+import dataclasses
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor
+
+from incofl.config import Config
+from incofl.data import Dataset, find_source, load_dataset, make_partition
+from incofl.engine.federation import Federation
+from incofl.engine.seeds import Purpose, numpy_rng, seed_of
+from incofl.errors import ConfigError
+from incofl.inco import InCo
+from incofl.method import Method
+from incofl.methods import find_method
+from incofl.models import Model, make_model
+from incofl.models.resnet import Stem
+from incofl.split import Splitter, make_splitter
+
+
+def build_model(config: Config) -> Model:
+    """The server model with its initial weights. Needs no data files."""
+    source = find_source(config.data.name)
+    assert config.model.width is not None  # resolved by Config
+    return make_model(
+        config.model.name,
+        seed=seed_of(config.seed, Purpose.MODEL),
+        width=config.model.width,
+        stem=cast(Stem, config.model.stem),
+        shape=source.shape,
+        classes=source.classes,
+    )
+
+
+def build_splitter(config: Config, model: Model) -> Splitter:
+    """The splitter, checked against the model."""
+    return make_splitter(model.layout, config.split.kind, config.split.levels, config.split.depth)
+
+
+def build_method(config: Config) -> Method:
+    """The method of the table with the config's options in it."""
+    method = find_method(config.method)
+    server = dataclasses.replace(
+        method.server,
+        weighting=config.aggregate.weighting,
+        precision=config.aggregate.precision,
+        buffers=config.buffers,
+    )
+    transforms = tuple(config.inco if isinstance(t, InCo) else t for t in method.transforms)
+    return dataclasses.replace(method, server=server, transforms=transforms)
+
+
+def build_data(config: Config) -> Dataset:
+    """The data set, read from ``data.root``."""
+    seed = seed_of(config.seed, Purpose.LIMIT)
+    return load_dataset(config.data.name, Path(config.data.root), config.data.limit, seed)
+
+
+def build_partition(config: Config, data: Dataset) -> list[Tensor]:
+    """Who holds which examples."""
+    rng = numpy_rng(config.seed, Purpose.PARTITION)
+    return make_partition(data.train.y, config.data.clients, config.data.partition, config.data.alpha, rng)
+
+
+def client_levels(config: Config, num_levels: int) -> list[int]:
+    """The level of each client: contiguous groups from the smallest on, equal unless ``split.counts`` says otherwise."""
+    clients, counts = config.data.clients, config.split.counts
+    if counts is None:
+        return [client * num_levels // clients for client in range(clients)]
+    if len(counts) != num_levels:
+        raise ConfigError(f"split.counts: got {len(counts)} numbers, expected {num_levels}, one per level")
+    return [level for level, count in enumerate(counts) for _ in range(count)]
+
+
+def build(config: Config, partition: list[Tensor] | None = None) -> Federation:
+    """Everything that a run needs; a ``partition`` saved with an earlier part of the run is used as it is."""
+    model = build_model(config)
+    splitter = build_splitter(config, model)
+    levels = client_levels(config, len(splitter.depths))
+    data = build_data(config)
+    return Federation(
+        model=model,
+        splitter=splitter,
+        method=build_method(config),
+        data=data,
+        partition=build_partition(config, data) if partition is None else partition,
+        levels=levels,
+        local=config.local,
+        seed=config.seed,
+        device=config.engine.device,
+    )

@@ -1,0 +1,85 @@
+"""The state of a run after a round, in one file that is either whole or not there."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from incofl.errors import RunError
+from incofl.layout import Layout
+from incofl.server import Server
+from incofl.tensors import Tensors
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a checkpoint belongs to: it is refused under another config or other data."""
+
+    config: str
+    data: str
+
+
+def save_checkpoint(path: Path, server: Server, identity: Identity) -> None:
+    """Writes the server's state; a crash at any moment leaves the previous checkpoint or this one."""
+    tensors = {f"shared/{name}": value for name, value in server.shared.items()}
+    for level, private in server.private.items():
+        tensors |= {f"private/{level}/{name}": value for name, value in private.items()}
+    header = {"format": str(FORMAT), "round": str(server.round), "config": identity.config, "data": identity.data}
+    with atomic_write(path) as file:
+        file.write(save({name: value.contiguous() for name, value in tensors.items()}, header))
+
+
+def load_checkpoint(path: Path, layout: Layout, identity: Identity) -> Server:
+    """Reads a server's state back, bit for bit."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors: Tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as problem:
+        raise RunError(f"{path}: damaged checkpoint ({problem}); delete it to start again") from None
+    if header.get("format") != str(FORMAT):
+        raise RunError(f"{path}: checkpoint format {header.get('format')}, expected {FORMAT}")
+    for what, found, expected in (
+        ("config", header.get("config"), identity.config),
+        ("data", header.get("data"), identity.data),
+    ):
+        if found != expected:
+            raise RunError(f"{path}: checkpoint of another {what} ({found}, expected {expected}); choose another --out")
+    shared: Tensors = {}
+    private: dict[int, Tensors] = {}
+    for key, value in tensors.items():
+        place, _, name = key.partition("/")
+        if place == "shared":
+            shared[name] = value
+        else:
+            level, _, name = name.partition("/")
+            private.setdefault(int(level), {})[name] = value
+    if {name: tuple(value.shape) for name, value in shared.items()} != dict(layout.shapes):
+        raise RunError(f"{path}: checkpoint of another model; choose another --out")
+    return Server(layout, shared, private, int(header["round"]))
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name only when it is complete and on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: object) -> None:
+    """A JSON document, atomically."""
+    with atomic_write(path) as file:
+        file.write((json.dumps(value, indent=2) + "\n").encode())

@@ -1,0 +1,90 @@
+"""A federation: everything about a run that does not change from round to round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from incofl.client import LocalSettings
+from incofl.data import Dataset
+from incofl.engine.seeds import Purpose, numpy_rng
+from incofl.method import Method
+from incofl.models import Model
+from incofl.resources import Cost, costs
+from incofl.server import Server
+from incofl.split import Slice, Splitter
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's turn in one round."""
+
+    client: int
+    level: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Model, method, data and clients of a run.
+
+    Attributes:
+        model: the server model.
+        splitter: which part of it each level holds.
+        method: how clients train and how the server aggregates.
+        data: the data set.
+        partition: for each client the indices of its training examples.
+        levels: for each client the level that its resources allow.
+        local: how clients train.
+        seed: of every random stream.
+        device: where clients compute.
+    """
+
+    model: Model
+    splitter: Splitter
+    method: Method
+    data: Dataset
+    partition: Sequence[Tensor]
+    levels: Sequence[int]
+    local: LocalSettings = field(default_factory=LocalSettings)
+    seed: int = 0
+    device: str = "cpu"
+
+    @cached_property
+    def costs(self) -> list[Cost]:
+        """The resources that each level needs."""
+        return costs(self.model, self.splitter, self.local)
+
+    def start(self) -> Server:
+        """The server before the first round."""
+        return Server(self.model.layout, self.model.initial)
+
+    def level_of(self, client: int) -> int:
+        """The level that a client trains under this method."""
+        match self.method.level:
+            case "smallest":
+                return 0
+            case "largest":
+                return len(self.splitter.depths) - 1
+            case "own":
+                return self.levels[client]
+
+    @cached_property
+    def levels_in_use(self) -> list[int]:
+        """The levels that some client trains, smallest first: these are evaluated."""
+        return sorted({self.level_of(client) for client in range(len(self.levels))})
+
+    def slice(self, level: int, round: int) -> Slice:
+        """What a level holds in a round."""
+        return self.splitter.slice(self.model.layout, level, round)
+
+    def schedule(self, round: int, size: int) -> list[Job]:
+        """The cohort of a round, drawn uniformly, longest turn first.
+
+        The order is a function of the cohort alone. Uploads are accumulated in it, so that sums of floats do not
+        depend on who finishes first.
+        """
+        drawn = numpy_rng(self.seed, Purpose.COHORT, round).choice(len(self.levels), size, replace=False, shuffle=False)
+        jobs = [Job(int(client), self.level_of(int(client)), round) for client in drawn]
+        return sorted(jobs, key=lambda job: (-self.costs[job.level].macs * len(self.partition[job.client]), job.client))

@@ -1,0 +1,67 @@
+"""THE loop body of federated learning: one round. It knows no method, model, parameter or engine by name."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from incofl.engine.executor import Executor
+from incofl.engine.federation import Job
+from incofl.errors import UploadError
+from incofl.method import Method, Record, Upload
+from incofl.server import Server
+from incofl.tensors import all_finite, num_bytes
+
+
+def run_round(server: Server, method: Method, jobs: Sequence[Job], executor: Executor, tally: "Tally") -> Server:
+    """One round: train the slices of the cohort, covered mean per position, transforms (InCo), add to the server."""
+    uploads = tally.accept(executor.train(server, jobs))  # lazily, one at a time
+    changes = method.server.aggregate(server, uploads)
+    update = changes.update
+    for transform in method.transforms:
+        update, tally.records[transform.name] = transform(update, server.layout)
+    return server.advance(changes.with_update(update))
+
+
+@dataclass
+class Tally:
+    """What a round's uploads amount to, counted as they stream past."""
+
+    clients: list[int] = field(default_factory=list)
+    rejected: list[dict[str, int | str]] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    loss_sum: float = 0.0
+    examples: int = 0
+    records: dict[str, Record] = field(default_factory=dict)
+    on_upload: Callable[[Upload], None] = lambda upload: None
+
+    def accept(self, uploads: Iterator[Upload]) -> Iterator[Upload]:
+        """Passes on the uploads that can be aggregated; the others are rejected, with the reason."""
+        for upload in uploads:
+            self.on_upload(upload)
+            self.clients.append(upload.client)
+            size = num_bytes(upload.update) + num_bytes(upload.buffers)
+            self.bytes_up += size
+            self.bytes_down += size
+            try:
+                check(upload)
+            except UploadError as problem:
+                self.rejected.append({"client": upload.client, "reason": str(problem)})
+                continue
+            self.loss_sum += upload.loss * upload.examples
+            self.examples += upload.examples
+            yield upload
+
+    @property
+    def loss(self) -> float | None:
+        """Mean training loss over the cohort's examples."""
+        return self.loss_sum / self.examples if self.examples else None
+
+
+def check(upload: Upload) -> None:
+    """Refuses what must not reach the server model: wrong names or shapes, NaN or infinite values, no training."""
+    who = f"client {upload.client}"
+    upload.slice.check(upload.update | upload.buffers, who)
+    if upload.steps == 0:
+        raise UploadError(f"{who}: trained on nothing; it has {upload.examples} example(s)")
+    if not (all_finite(upload.update) and all_finite(upload.buffers)):
+        raise UploadError(f"{who}: its update is not finite; the training diverged, lower local.lr")

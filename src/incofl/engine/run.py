@@ -1,0 +1,113 @@
+"""A run: rounds, evaluation, records, a checkpoint after each round, and its resumption bit for bit."""
+
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from incofl.client import Score
+from incofl.config import Config
+from incofl.engine.build import build
+from incofl.engine.checkpoint import Identity, load_checkpoint, save_checkpoint, write_json
+from incofl.engine.executor import Executor, InProcess
+from incofl.engine.federation import Federation
+from incofl.engine.records import Row, RunFolder, summarise
+from incofl.engine.round import Tally, run_round
+from incofl.method import Upload
+from incofl.server import Server
+
+
+class Progress(Protocol):
+    """Whoever watches a run."""
+
+    def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
+        """Before the first round of this process; ``rows`` are the rounds finished earlier."""
+        ...
+
+    def uploaded(self, upload: Upload) -> None:
+        """A client of the current round is done."""
+        ...
+
+    def finished_round(self, row: Row) -> None:
+        """A round is done and saved."""
+        ...
+
+
+class Silent:
+    """Watches nothing."""
+
+    def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
+        """Nothing."""
+
+    def uploaded(self, upload: Upload) -> None:
+        """Nothing."""
+
+    def finished_round(self, row: Row) -> None:
+        """Nothing."""
+
+
+def run(config: Config, out: str | Path, *, resume: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+    """Trains the federation that a config describes and returns its summary.
+
+    Args:
+        config: what to run.
+        out: the run folder.
+        resume: continue the run in that folder from its last finished round, if there is one.
+        progress: told about every client and round.
+
+    Raises:
+        KeyboardInterrupt: as it came, with every finished round saved and the summary written.
+    """
+    progress = progress or Silent()
+    folder = RunFolder(Path(out))
+    folder.claim(config, resume)
+    federation = build(config, folder.load_partition())
+    folder.save_partition(federation.partition)
+    identity = Identity(config.digest(), federation.data.fingerprint())
+    server = federation.start()
+    if folder.checkpoint.exists():
+        server = load_checkpoint(folder.checkpoint, server.layout, identity)
+    rows = folder.keep_rows(server.round)
+    progress.started(config, federation, rows)
+
+    status = "interrupted"
+    executor: Executor = InProcess(federation)
+    try:
+        while server.round < config.rounds:
+            server, row = _round(config, federation, server, executor, progress)
+            folder.append(row)
+            save_checkpoint(folder.checkpoint, server, identity)
+            rows.append(row)
+            progress.finished_round(row)
+        status = "done"
+    finally:
+        summary = summarise(rows, config, federation.levels_in_use, status)
+        write_json(folder.summary, summary)
+    return summary
+
+
+def _round(
+    config: Config, federation: Federation, server: Server, executor: Executor, progress: Progress
+) -> tuple[Server, Row]:
+    start = time.perf_counter()
+    tally = Tally(on_upload=progress.uploaded)
+    jobs = federation.schedule(server.round, config.cohort_size)
+    server = run_round(server, federation.method, jobs, executor, tally)
+    scores: list[Score] = []
+    if server.round % config.eval.every == 0 or server.round == config.rounds:
+        scores = executor.evaluate(server, federation.levels_in_use)
+    row: Row = {
+        "round": server.round,
+        "accuracy": float(np.mean([score.accuracy for score in scores])) if scores else None,
+        "accuracy_by_level": [score.accuracy for score in scores] or None,
+        "loss": tally.loss,
+        "test_loss": float(np.mean([score.loss for score in scores])) if scores else None,
+        "clients": sorted(tally.clients),
+        "rejected": tally.rejected,
+        "bytes_up": tally.bytes_up,
+        "bytes_down": tally.bytes_down,
+        "seconds": round(time.perf_counter() - start, 3),
+        **tally.records,
+    }
+    return server, row

@@ -1,0 +1,38 @@
+"""What can go wrong because of what the user gave us: one line, never a traceback.
+
+Every message says what was looked at, what was found, what was expected, and where it helps a hint.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class IncoflError(Exception):
+    """Base of all errors that a user can mend; the command line prints it in one line and exits with 2."""
+
+
+class ConfigError(IncoflError):
+    """A config file, a ``--set`` or an argument of a constructor is not acceptable."""
+
+
+class DataError(IncoflError):
+    """A data set is missing, damaged, or cannot be divided as asked."""
+
+
+class LayoutError(IncoflError):
+    """A layout contradicts its model, or levels do not fit it."""
+
+
+class UploadError(IncoflError):
+    """What a client sent does not fit the slice it was given."""
+
+
+class RunError(IncoflError):
+    """A run folder or checkpoint does not belong to the run that was asked for."""
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """A hint such as ``; did you mean 'heteroavg'?``, or the list of choices when nothing is close."""
+    known = sorted(choices)
+    close = difflib.get_close_matches(word.lower(), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; expected one of: {', '.join(known)}"

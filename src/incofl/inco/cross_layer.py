@@ -1,0 +1,123 @@
+"""Components 2 and 3 of the paper on one pair of layers: cross-layer mixing, normalisation, projection.
+
+g_k is the aggregated update of a deep layer, g_0 that of its shallow counterpart (the paper calls them gradients; here
+an update is always new minus old, to be added). With the norms N_k, N_0 and the inner products of Theorem 3.1,
+
+    alpha = <g_0, g_0>,    beta = <g_0, g_k>,    theta = beta / alpha,
+
+the minimiser of ||g_k - g||^2 subject to <g, g_0> >= 0 is g_k where beta >= 0 and g_k - theta g_0 elsewhere.
+What is applied in practice differs between the theorem, Algorithm 1 and the code the authors released, so the rule is a
+choice; see ``mix``.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from incofl.errors import ConfigError
+
+Rule = Literal["released", "algorithm1", "theorem"]
+Granularity = Literal["kernel", "tensor"]
+
+
+class Products(NamedTuple):
+    """The scalars of each unit of granularity, shaped to broadcast over it."""
+
+    deep_norm: Tensor  # N_k
+    shallow_norm: Tensor  # N_0
+    alpha: Tensor  # <g_0, g_0>
+    beta: Tensor  # <g_0, g_k>
+
+
+def products(deep: Tensor, shallow: Tensor, granularity: Granularity) -> Products:
+    """Three reductions per unit: a kernel of a convolution weight by itself, any other tensor as a whole."""
+    # (out, in, kh, kw): one unit per (out, in) pair; vectors and matrices are one unit.
+    dims = tuple(range(2, deep.dim())) if granularity == "kernel" and deep.dim() > 2 else tuple(range(deep.dim()))
+    alpha = (shallow * shallow).sum(dims, keepdim=True)
+    beta = (shallow * deep).sum(dims, keepdim=True)
+    deep_norm = (deep * deep).sum(dims, keepdim=True).sqrt()
+    return Products(deep_norm, alpha.sqrt(), alpha, beta)
+
+
+def coefficient(p: Products, rule: Rule, theta_max: float | None, eps: float) -> Tensor:
+    """theta of the rule, bounded in size; ``theorem`` has none where beta >= 0, for g_k already satisfies the constraint."""
+    beta = p.beta.abs() if rule == "released" else p.beta
+    theta = beta / (p.alpha + eps)
+    if theta_max is not None:
+        theta = theta.clamp(-theta_max, theta_max)
+    return torch.where(p.beta < 0, theta, 0) if rule == "theorem" else theta
+
+
+def mix(
+    deep: Tensor,
+    shallow: Tensor,
+    *,
+    rule: Rule = "released",
+    granularity: Granularity = "kernel",
+    normalise: bool = True,
+    optimise: bool = True,
+    theta_max: float | None = 5.0,
+    clip: float | None = 0.1,
+    eps: float = 1e-7,
+    guard_zero_reference: bool = True,
+) -> Tensor:
+    """The InCo update of a deep layer, from its own aggregated update and that of its shallow counterpart.
+
+    Per unit of granularity, with N the norm:
+
+    - ``released``: theta = |beta|/(alpha+eps), (g_k/(N_k+eps) + theta g_0/(N_0+eps)) (N_k+N_0)/2;
+    - ``algorithm1``: theta = beta/(alpha+eps), (g_k/(N_k+eps) - theta g_0/(N_0+eps)) (N_k+N_0)/2;
+    - ``theorem``: as ``algorithm1`` where beta < 0, g_k itself elsewhere.
+
+    Args:
+        deep: g_k; not modified.
+        shallow: g_0, of the same shape; not modified.
+        rule: which of the three formulas.
+        granularity: ``kernel`` treats each k x k kernel of a convolution weight by itself, other tensors as a whole;
+            ``tensor`` treats every tensor as a whole.
+        normalise: mix unit vectors and scale by the mean norm; without it ``g_k + theta g_0`` or ``g_k - theta g_0``.
+        optimise: use theta; without it the two are simply added, whatever the rule.
+        theta_max: bound of |theta|, against a tiny g_0; ``None``: no bound.
+        clip: bound of the elements of the result, against a blown-up tiny g_k; ``None``: no bound.
+        eps: added to alpha and to both norms, against division by zero.
+        guard_zero_reference: where g_0 is zero there is nothing to mix and the result is g_k; without the guard the
+            formula halves g_k, as the released code does.
+    """
+    check_options(rule, granularity, theta_max, clip, eps)
+    if deep.shape != shallow.shape:
+        raise ConfigError(f"mix: deep has shape {tuple(deep.shape)}, shallow {tuple(shallow.shape)}, expected one shape")
+    p = products(deep, shallow, granularity)
+    if not optimise:
+        step = torch.ones_like(p.beta)
+    elif rule == "released":
+        step = coefficient(p, rule, theta_max, eps)
+    else:
+        step = -coefficient(p, rule, theta_max, eps)
+
+    if normalise:
+        scale = (p.deep_norm + p.shallow_norm) / 2
+        mixed = deep * (scale / (p.deep_norm + eps)) + shallow * (step * scale / (p.shallow_norm + eps))
+    else:
+        mixed = deep + step * shallow
+
+    keep = p.shallow_norm == 0 if guard_zero_reference else torch.zeros_like(p.beta, dtype=torch.bool)
+    if rule == "theorem" and optimise:
+        keep = keep | (p.beta >= 0)
+    mixed = torch.where(keep, deep, mixed)
+    return mixed if clip is None else mixed.clamp(-clip, clip)
+
+
+def check_options(
+    rule: str, granularity: str, theta_max: float | None, clip: float | None, eps: float
+) -> None:
+    """One clear line for an option out of range."""
+    if rule not in ("released", "algorithm1", "theorem"):
+        raise ConfigError(f"inco.rule: got {rule!r}, expected released, algorithm1 or theorem")
+    if granularity not in ("kernel", "tensor"):
+        raise ConfigError(f"inco.granularity: got {granularity!r}, expected kernel or tensor")
+    for name, bound in (("theta_max", theta_max), ("clip", clip)):
+        if bound is not None and not bound > 0:
+            raise ConfigError(f"inco.{name}: got {bound}, expected a number > 0 or none")
+    if not eps >= 0:
+        raise ConfigError(f"inco.eps: got {eps}, expected a number >= 0")

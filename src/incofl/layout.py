@@ -1,0 +1,120 @@
+"""What a model says about itself, so that nothing else needs to know the names of its parameters."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import nn
+
+from incofl.errors import LayoutError
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A channel dimension that several tensors share, such as the residual stream of a stage.
+
+    ``fixed`` axes (classes, image channels) are named but never narrowed by width splitting.
+    """
+
+    name: str
+    size: int
+    fixed: bool = False
+
+
+Axes = tuple[Axis | None, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The structure of a server model, by names.
+
+    Attributes:
+        axes: for each entry of the state dict, the axis along each of its dimensions (``None``: always whole).
+        shapes: for each entry of the state dict, its full shape.
+        stages: the prefixes of the blocks of each stage, from shallow to deep.
+        shallow: which parameter is the shallow counterpart of which, ``deep -> shallow``: what InCo mixes.
+        buffers: entries that are statistics, not parameters: they follow the buffer policy.
+    """
+
+    axes: Mapping[str, Axes]
+    shapes: Mapping[str, tuple[int, ...]]
+    stages: tuple[tuple[str, ...], ...]
+    shallow: Mapping[str, str]
+    buffers: frozenset[str]
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        axes: Mapping[str, Axes],
+        stages: Iterable[Iterable[str]],
+        shallow: Mapping[str, str],
+    ) -> "Layout":
+        """Reads shapes and buffers off a module; entries without ``axes`` are always held whole."""
+        state = module.state_dict()
+        parameters = {name for name, _ in module.named_parameters()}
+        return cls(
+            axes={name: axes.get(name, (None,) * value.dim()) for name, value in state.items()},
+            shapes={name: tuple(value.shape) for name, value in state.items()},
+            stages=tuple(tuple(stage) for stage in stages),
+            shallow=dict(shallow),
+            buffers=frozenset(state.keys() - parameters),
+        )
+
+    def __post_init__(self) -> None:
+        for name, axes in self.axes.items():
+            shape = self.shapes[name]
+            if len(axes) != len(shape) or any(a is not None and a.size != n for a, n in zip(axes, shape, strict=True)):
+                raise LayoutError(f"layout: {name!r} has shape {shape}, its axes say {axes}")
+        for deep, shallow in self.shallow.items():
+            if self.shapes.get(deep) is None or self.shapes.get(deep) != self.shapes.get(shallow):
+                raise LayoutError(
+                    f"layout: {deep!r} {self.shapes.get(deep)} and its shallow counterpart {shallow!r} "
+                    f"{self.shapes.get(shallow)} must be parameters of one shape"
+                )
+
+    @cached_property
+    def blocks(self) -> tuple[str, ...]:
+        """All block prefixes, from the first stage to the last."""
+        return tuple(block for stage in self.stages for block in stage)
+
+    @cached_property
+    def depth(self) -> tuple[int, ...]:
+        """The number of blocks of each stage."""
+        return tuple(len(stage) for stage in self.stages)
+
+    @cached_property
+    def parameters(self) -> frozenset[str]:
+        """The entries that are trained."""
+        return frozenset(self.axes.keys() - self.buffers)
+
+    @cached_property
+    def named_axes(self) -> dict[str, Axis]:
+        """Every axis by its name."""
+        return {axis.name: axis for axes in self.axes.values() for axis in axes if axis is not None}
+
+    @cached_property
+    def block_of(self) -> dict[str, str | None]:
+        """For each entry the block it belongs to; ``None`` for stem and head, which every client holds."""
+        owner = {block + ".": block for block in self.blocks}
+
+        def find(name: str) -> str | None:
+            return next((block for prefix, block in owner.items() if name.startswith(prefix)), None)
+
+        return {name: find(name) for name in self.axes}
+
+    @cached_property
+    def first_same_shape(self) -> dict[str, str]:
+        """The paper's wording of "Layer 0": in each stage, the first weight of a shape serves all later ones of it.
+
+        Only tensors of two or more dimensions count, that is matrices and kernels.
+        """
+        pairs: dict[str, str] = {}
+        for stage in self.stages:
+            first: dict[tuple[int, ...], str] = {}
+            for name, shape in self.shapes.items():
+                if self.block_of[name] in stage and name in self.parameters and len(shape) >= 2:
+                    reference = first.setdefault(shape, name)
+                    if reference != name:
+                        pairs[name] = reference
+        return pairs

@@ -1,0 +1,37 @@
+"""Federated averaging, and what becomes of it when clients are unequal.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017; in the
+forms that the InCo paper (Chan et al., ICLR 2024) compares:
+
+- ``fedavg``: without splitting; each architecture is averaged with itself only.
+- ``heteroavg``: with splitting; every position of the server model is averaged over the clients that hold it.
+- ``incoavg``: heteroavg, with InCo Aggregation on the server.
+- ``allsmall`` and ``alllarge``: everybody trains the smallest, or the largest, level: what one does without splitting.
+
+Differences: clients weigh equally by default, as in the paper's released code (``aggregate.weighting = "samples"`` for
+McMahan's rule); batch-norm statistics follow the ``buffers`` policy. The paper's AllSmall is the narrowest model of
+hetero splitting: use it with ``split.kind = "hetero"``.
+"""
+
+from dataclasses import dataclass
+
+from incofl.inco import InCo
+from incofl.layout import Layout
+from incofl.method import Method, ServerRule
+from incofl.split import Slice
+
+
+@dataclass(frozen=True)
+class PerArchitecture(ServerRule):
+    """Levels share nothing: the server keeps one whole model for each."""
+
+    def private(self, layout: Layout, piece: Slice) -> frozenset[str]:
+        """Every parameter."""
+        return layout.parameters
+
+
+fedavg = Method("fedavg", "FedAvg: each size is averaged with itself only", server=PerArchitecture())
+heteroavg = Method("heteroavg", "FedAvg over slices of one server model", extensible=True)
+incoavg = Method("incoavg", "heteroavg with InCo Aggregation", transforms=(InCo(),))
+allsmall = Method("allsmall", "FedAvg where everybody trains the smallest size", level="smallest")
+alllarge = Method("alllarge", "FedAvg where everybody trains the largest size", level="largest")

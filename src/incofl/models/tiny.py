@@ -1,0 +1,67 @@
+"""A residual perceptron: small enough for tests, and one stage of equal blocks, so that layer splitting applies."""
+
+import math
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from incofl.layout import Axes, Axis, Layout
+
+
+class ResidualBlock(nn.Module):
+    """x + W2 relu(W1 norm(x))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.fc1 = nn.Linear(width, width)
+        self.fc2 = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The residual branch added to its input."""
+        out: Tensor = x + self.fc2(functional.relu(self.fc1(self.norm(x))))
+        return out
+
+
+class ResidualMlp(nn.Module):
+    """A linear stem on the flattened image, equal residual blocks, a linear head."""
+
+    def __init__(self, depth: int, width: float, inputs: int, classes: int) -> None:
+        super().__init__()
+        hidden = math.ceil(32 * width)
+        self.stem = nn.Linear(inputs, hidden)
+        self.blocks = nn.Sequential(*[ResidualBlock(hidden) for _ in range(depth)])
+        self.head = nn.Linear(hidden, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The hidden vector, before the head."""
+        out: Tensor = self.blocks(self.stem(x.flatten(1)))
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class logits."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def mlp_layout(model: ResidualMlp) -> Layout:
+    """One residual stream, an inner width per block; counterparts are the same weights of the first block."""
+    stream = Axis("stream", model.stem.out_features)
+    classes = Axis("classes", model.head.out_features, fixed=True)
+    axes: dict[str, Axes] = {
+        "stem.weight": (stream, None),
+        "stem.bias": (stream,),
+        "head.weight": (classes, stream),
+        "head.bias": (classes,),
+    }
+    shallow: dict[str, str] = {}
+    blocks = [f"blocks.{b}" for b in range(len(model.blocks))]
+    for block in blocks:
+        inner = Axis(f"{block}.inner", stream.size)
+        for entry in ("weight", "bias", "running_mean", "running_var"):
+            axes[f"{block}.norm.{entry}"] = (stream,)
+        axes |= {f"{block}.fc1.weight": (inner, stream), f"{block}.fc1.bias": (inner,)}
+        axes |= {f"{block}.fc2.weight": (stream, inner), f"{block}.fc2.bias": (stream,)}
+        if block != blocks[0]:
+            shallow |= {f"{block}.{fc}.weight": f"{blocks[0]}.{fc}.weight" for fc in ("fc1", "fc2")}
+    return Layout.of(model, axes, [blocks], shallow)

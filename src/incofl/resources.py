@@ -1,0 +1,193 @@
+"""What a sub-model costs, R(M), and the largest one that fits a device: R(M_i) <= R_i."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from incofl.client import LocalSettings
+from incofl.errors import ConfigError
+from incofl.models import Model
+from incofl.split import Slice, Splitter, submodel
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The resources of one level's sub-model.
+
+    Attributes:
+        level: 0 is the smallest.
+        blocks: blocks kept per stage.
+        width: channels kept, as a share of the server model's.
+        parameters: trained scalars.
+        macs: multiply-accumulate operations of convolutions and matrix products, forward, one example. A training
+            step costs about three times that.
+        bytes_down: what the client receives in a round: parameters and buffers.
+        bytes_up: what it sends.
+        memory: estimate of what training needs at its peak: weights, received weights, gradients, optimiser state,
+            and the activations kept for the backward pass of one batch. Without the framework itself.
+    """
+
+    level: int
+    blocks: tuple[int, ...]
+    width: float
+    parameters: int
+    macs: int
+    bytes_down: int
+    bytes_up: int
+    memory: int
+
+
+def costs(model: Model, splitter: Splitter, settings: LocalSettings) -> list[Cost]:
+    """The cost of each level, smallest first."""
+    ratios = getattr(splitter, "ratios", None) or (1.0,) * len(splitter.depths)
+    return [
+        _cost(model, splitter.slice(model.layout, level, 0), level, splitter.depths[level], ratios[level], settings)
+        for level in range(len(splitter.depths))
+    ]
+
+
+def _cost(
+    model: Model, piece: Slice, level: int, depth: tuple[int, ...], width: float, settings: LocalSettings
+) -> Cost:
+    sizes = {name: math.prod(shape) for name, shape in piece.shapes.items()}
+    parameters = sum(size for name, size in sizes.items() if name in model.layout.parameters)
+    transfer = sum(size * model.initial[name].element_size() for name, size in sizes.items())
+    module = submodel(model.template, model.layout, piece).to("meta")
+    # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
+    optimizer_states = 2 if settings.optimizer == "adam" else int(settings.momentum > 0)
+    return Cost(
+        level=level,
+        blocks=depth,
+        width=width,
+        parameters=parameters,
+        macs=count_macs(module, model.input_shape),
+        bytes_down=transfer,
+        bytes_up=transfer,
+        memory=(3 + optimizer_states) * 4 * parameters
+        + activation_bytes(module, (settings.batch_size, *model.input_shape)),
+    )
+
+
+def count_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Multiply-accumulates of the convolutions and linear layers in one forward pass of one example."""
+    total = 0
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal total
+        weight = layer.get_parameter("weight")
+        total += output.numel() * weight[0].numel()  # each output element is a dot product with one filter
+
+    hooks = [
+        layer.register_forward_hook(count) for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear)
+    ]
+    module.eval()
+    with torch.no_grad():
+        module(torch.empty(1, *shape, device="meta"))
+    for hook in hooks:
+        hook.remove()
+    return total
+
+
+def activation_bytes(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Bytes that autograd keeps for the backward pass of one batch, each storage once, parameters not counted."""
+    own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    kept: dict[int, Tensor] = {}  # holding the tensors keeps their storages' addresses from being used again
+
+    def pack(tensor: Tensor) -> Tensor:
+        if (key := tensor.untyped_storage()._cdata) not in own:
+            kept[key] = tensor
+        return tensor
+
+    module.train()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(torch.empty(*shape, device="meta"))
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """A kind of client device and its limits R_i; a limit that is ``None`` does not bind.
+
+    Attributes:
+        name: for people.
+        count: how many clients are of this class.
+        memory: bytes for training, compared with ``Cost.memory``.
+        compute: multiply-accumulates per example, compared with ``Cost.macs``.
+        bandwidth: bytes a round, compared with ``Cost.bytes_down + Cost.bytes_up``.
+    """
+
+    name: str
+    count: int
+    memory: int | None = None
+    compute: int | None = None
+    bandwidth: int | None = None
+
+    def fits(self, cost: Cost) -> bool:
+        """R(M) <= R_i in every resource."""
+        return not self.exceeded(cost)
+
+    def exceeded(self, cost: Cost) -> list[str]:
+        """The limits that a sub-model breaks, in words."""
+        needs = (
+            ("memory", cost.memory, self.memory, "B"),
+            ("compute", cost.macs, self.compute, "MAC"),
+            ("bandwidth", cost.bytes_down + cost.bytes_up, self.bandwidth, "B"),
+        )
+        return [
+            f"{resource} {human(need, unit)}, has {human(limit, unit)}"
+            for resource, need, limit, unit in needs
+            if limit is not None and need > limit
+        ]
+
+
+def assign(devices: list[DeviceClass], levels: list[Cost]) -> list[int]:
+    """For each device class the level of the largest sub-model that fits all its limits.
+
+    Raises:
+        ConfigError: when not even the smallest fits, saying what that one would need.
+    """
+    chosen = []
+    for device in devices:
+        fitting = [cost.level for cost in levels if device.fits(cost)]
+        if not fitting:
+            smallest = min(levels, key=lambda cost: (len(device.exceeded(cost)), cost.parameters))
+            raise ConfigError(
+                f"device class {device.name!r}: no level fits; the smallest (level {smallest.level}) needs "
+                f"{'; '.join(device.exceeded(smallest))}. Add a smaller level (split.levels) or raise the limit"
+            )
+        chosen.append(max(fitting, key=lambda level: (levels[level].parameters, level)))
+    return chosen
+
+
+_PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def human(value: float, unit: str = "") -> str:
+    """A number with a decimal prefix: 4910922 -> ``4.91 M``."""
+    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}"
+    return f"{value:g} {unit}".strip()
+
+
+def parse_quantity(value: object, what: str, units: tuple[str, ...]) -> int:
+    """A plain number, or one with a decimal prefix and unit: ``"200 MB"``, ``"20 MMAC"``."""
+    number: float | None = None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value)
+    elif isinstance(value, str):
+        text = value.strip().lower()
+        for unit in (*units, ""):
+            stem = text.removesuffix(unit.lower()).strip()
+            digits = stem.rstrip("kmgt")
+            if text.endswith(unit.lower()) and stem[len(digits) :] in _PREFIXES:
+                try:
+                    number = float(digits) * _PREFIXES[stem[len(digits) :]]
+                except ValueError:
+                    continue
+                break
+    if number is None or not math.isfinite(number) or number <= 0:
+        raise ConfigError(f"{what}: got {value!r}, expected a number > 0 such as 5000000 or '5 M{units[0]}'")
+    return int(number)

@@ -1,0 +1,96 @@
+"""A ``Slice``: the part of every server tensor that one client holds, as index maps."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from incofl.errors import UploadError
+from incofl.layout import Layout
+from incofl.tensors import Tensors
+
+# One dimension of one tensor: a run of neighbouring channels (a view, no copy) or any list of channels.
+Index = slice | Tensor
+WHOLE = slice(None)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Index maps for each tensor that a client holds; a name that is absent is not held.
+
+    ``take`` and ``put`` are adjoint: ``<take(x), y> = <x, put(y)>``.
+    """
+
+    index: Mapping[str, tuple[Index, ...]]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def take(self, full: Mapping[str, Tensor]) -> Tensors:
+        """Cuts this part out of a server-sized state; the result shares no memory with it."""
+        return {name: full[name][_open(at, full[name])].clone() for name, at in self.index.items() if name in full}
+
+    def put(self, part: Mapping[str, Tensor], into: Tensors, weight: float = 1.0) -> None:
+        """Adds ``weight * part`` to the positions of ``into`` that this slice holds, in place."""
+        for name, value in part.items():
+            target, at = into[name], self.index[name]
+            if _views(at):
+                target[at].add_(value.to(target.dtype), alpha=weight)
+            else:
+                target.index_put_(_open(at, target), value.to(target.dtype) * weight, accumulate=True)
+
+    def check(self, part: Mapping[str, Tensor], who: str) -> None:
+        """Refuses a part whose names or shapes are not exactly those of this slice."""
+        if odd := part.keys() ^ self.index.keys():
+            name = min(odd)
+            raise UploadError(f"{who}: {name!r} is {'not in its slice' if name in part else 'missing'}")
+        for name, value in part.items():
+            if tuple(value.shape) != self.shapes[name]:
+                raise UploadError(
+                    f"{who}: {name!r} has shape {tuple(value.shape)}, its slice expects {self.shapes[name]}; "
+                    "was it trained with another round's slice?"
+                )
+
+    @property
+    def num_elements(self) -> int:
+        """How many scalars this slice holds, buffers included."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+
+def cut(layout: Layout, blocks: Collection[str], keep: Mapping[str, Index] | None = None) -> Slice:
+    """The slice that keeps the given ``blocks`` and, of each axis named in ``keep``, the given channels.
+
+    Stem and head belong to no block and are always held. Because the choice is made per axis, tensors that share
+    one (a residual stream) agree by construction.
+    """
+    keep = keep or {}
+    index: dict[str, tuple[Index, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, axes in layout.axes.items():
+        block = layout.block_of[name]
+        if block is None or block in blocks:
+            at = tuple(WHOLE if axis is None else keep.get(axis.name, WHOLE) for axis in axes)
+            index[name] = at
+            shapes[name] = tuple(_length(i, n) for i, n in zip(at, layout.shapes[name], strict=True))
+    return Slice(index, shapes)
+
+
+def _length(index: Index, size: int) -> int:
+    return len(range(*index.indices(size))) if isinstance(index, slice) else index.numel()
+
+
+def _views(at: tuple[Index, ...]) -> bool:
+    return all(isinstance(index, slice) for index in at)
+
+
+def _open(at: tuple[Index, ...], full: Tensor) -> tuple[Index, ...]:
+    """Makes several channel lists an open mesh, as ``numpy.ix_`` does, so that each acts on its own dimension."""
+    lists = [dim for dim, index in enumerate(at) if not isinstance(index, slice)]
+    if len(lists) <= 1:
+        return at
+    # Every dimension up to the last list becomes a list: advanced indices that are neighbours keep their place.
+    last = lists[-1] + 1
+    mesh = [
+        torch.arange(full.shape[dim])[index] if isinstance(index, slice) else index for dim, index in enumerate(at[:last])
+    ]
+    return tuple(m.view(-1, *[1] * (last - 1 - dim)) for dim, m in enumerate(mesh)) + at[last:]

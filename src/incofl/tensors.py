@@ -1,0 +1,33 @@
+"""Algebra of named tensors. Models, updates and slices are all ``dict[str, Tensor]``: by name, never by position."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+def clone(a: Mapping[str, Tensor]) -> Tensors:
+    """A snapshot that later in-place changes of ``a`` cannot reach."""
+    return {name: value.detach().clone() for name, value in a.items()}
+
+
+def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
+    """``a - b`` for the names of ``a``."""
+    return {name: value.detach() - b[name] for name, value in a.items()}
+
+
+def num_bytes(a: Mapping[str, Tensor]) -> int:
+    """Bytes of the elements, as they would cross a network uncompressed."""
+    return sum(value.numel() * value.element_size() for value in a.values())
+
+
+def all_finite(a: Mapping[str, Tensor]) -> bool:
+    """Whether no element is NaN or infinite."""
+    # A sum is one cheap pass, and is finite only if no element is NaN or infinite; the exact test settles an overflow.
+    return all(
+        bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())
+        for value in a.values()
+        if value.is_floating_point()
+    )
