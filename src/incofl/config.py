@@ -28,6 +28,8 @@ from incofl.models.resnet import Stem
 from incofl.split import Kind
 
 Count = Annotated[int, Ge(1)]
+# Keys that may change when a run is resumed, for they cannot change its results.
+UNBOUND = frozenset({"rounds", "data.root", "engine.workers"})
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,16 @@ class Config:
     def digest(self) -> str:
         """Identifies everything that can change results: a run may be resumed only under the same digest.
 
-        The number of rounds and the engine are left out, so that a run can be prolonged or moved.
+        The number of rounds, the engine and the place of the data are left out: a run can be prolonged or moved.
         """
-        values = {key: value for key, value in self.to_dict().items() if key not in ("rounds", "engine")}
+        values = {key: value for key, value in self.flat().items() if key not in UNBOUND}
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def flat(self) -> dict[str, Any]:
+        """All values by dotted key, as ``--set`` names them."""
+        tree = self.to_dict()
+        tables = {f"{table}.{key}": v for table, value in tree.items() if isinstance(value, dict) for key, v in value.items()}
+        return {key: value for key, value in tree.items() if not isinstance(value, dict)} | tables
 
 
 def make_config(values: Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:

@@ -222,7 +222,7 @@ DATASETS: dict[str, Source] = {
         summary="1,797 handwritten digits, 8x8, embedded (scikit-learn)",
         shape=(1, 8, 8),
         classes=10,
-        pipeline=Pipeline(maximum=16, mean=(0.3053,), std=(0.3760,)),
+        pipeline=Pipeline(maximum=16, mean=(0.3048,), std=(0.3758,)),
         load=_digits,
         width=0.25,
         stem="small",

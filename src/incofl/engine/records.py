@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from incofl.config import Config, make_config, read_toml
+from incofl.config import UNBOUND, Config, make_config, read_toml
 from incofl.engine.checkpoint import atomic_write, write_json
 from incofl.errors import RunError
 
@@ -123,16 +123,9 @@ class RunFolder:
 
 def difference(theirs: Config, ours: Config) -> str:
     """The first key in which two configs differ, in words."""
-    a, b = _flat(theirs.to_dict()), _flat(ours.to_dict())
-    key = next(key for key in b if a.get(key) != b[key] and key != "rounds" and not key.startswith("engine."))
+    a, b = theirs.flat(), ours.flat()
+    key = next(key for key in b if a.get(key) != b[key] and key not in UNBOUND)
     return f"{key} is {a.get(key)!r} there, {b[key]!r} here"
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
 
 
 def summarise(rows: list[Row], config: Config, levels: list[int], status: str) -> dict[str, Any]:
