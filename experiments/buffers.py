@@ -51,7 +51,7 @@ def table(runs: list[dict[str, Any]]) -> str:
     if not seeds:
         return "No seed is complete yet.\n"
     lines = [
-        "| buffers | method | mean of the levels | smallest | 2 | 3 | 4 | largest | mean of the last five evaluations |",
+        "| buffers | method | mean of levels | smallest | 2 | 3 | 4 | largest | mean of levels, last five evaluations |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     tail = {(r["method"], r["buffers"], r["seed"]): mean(row["accuracy"] for row in r["rows"][-5:]) for r in runs}
@@ -77,8 +77,11 @@ def table(runs: list[dict[str, Any]]) -> str:
         wins = sum(d > 0 for d in later)
         lines.append(f"- {name}: {spread(final)}; {spread(later)}, better in {wins} of {len(seeds)} seeds")
     commits = sorted({run["commit"][:12] for run in runs if run["commit"]})
-    lines += ["", f"Seeds {', '.join(map(str, seeds))}; accuracy in percent, mean ± standard deviation over seeds; "
-              f"commit {', '.join(commits)}."]
+    lines += [
+        "",
+        f"Seeds {', '.join(map(str, seeds))}; accuracy in percent, mean ± standard deviation over seeds; "
+        f"commit {', '.join(commits)}.",
+    ]
     return "\n".join(lines) + "\n"
 
 

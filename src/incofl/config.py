@@ -116,7 +116,7 @@ class Config:
             raise ConfigError(f"cohort: got {self.cohort:g}, expected at most data.clients = {self.data.clients}")
         if self.split.counts is not None and sum(self.split.counts) != self.data.clients:
             raise ConfigError(
-                f"split.counts: got {sum(self.split.counts)} clients in all, expected data.clients = {self.data.clients}"
+                f"split.counts: got {sum(self.split.counts)} clients, expected data.clients = {self.data.clients} in all"
             )
         if self.engine.workers not in (1, "auto"):
             raise ConfigError(
@@ -156,7 +156,9 @@ class Config:
     def flat(self) -> dict[str, Any]:
         """All values by dotted key, as ``--set`` names them."""
         tree = self.to_dict()
-        tables = {f"{table}.{key}": v for table, value in tree.items() if isinstance(value, dict) for key, v in value.items()}
+        tables = {
+            f"{table}.{key}": v for table, value in tree.items() if isinstance(value, dict) for key, v in value.items()
+        }
         return {key: value for key, value in tree.items() if not isinstance(value, dict)} | tables
 
 
@@ -198,7 +200,9 @@ def presets() -> dict[str, str]:
     """The configs that come with the package, by name."""
     folder = resources.files("incofl") / "presets"
     return {
-        entry.name.removesuffix(".toml"): entry.read_text() for entry in folder.iterdir() if entry.name.endswith(".toml")
+        entry.name.removesuffix(".toml"): entry.read_text()
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
     }
 
 

@@ -7,7 +7,7 @@ The splitter comes from the config's ``split`` section unless the method insists
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -112,8 +112,8 @@ class Method:
 
     name: str
     summary: str
-    client: ClientRule = ClientRule()
-    server: ServerRule = ServerRule()
+    client: ClientRule = field(default_factory=ClientRule)
+    server: ServerRule = field(default_factory=ServerRule)
     transforms: tuple[UpdateTransform, ...] = ()
     level: Literal["own", "smallest", "largest"] = "own"
     extensible: bool = False

@@ -22,8 +22,7 @@ class Change:
         moved = {name: state[name] + value for name, value in self.update.values.items()}
         weight = self.update.weight | self.buffers.weight
         return {
-            name: replace_covered(state[name], new, weight[name])
-            for name, new in (moved | self.buffers.values).items()
+            name: replace_covered(state[name], new, weight[name]) for name, new in (moved | self.buffers.values).items()
         }
 
 

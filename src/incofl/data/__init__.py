@@ -1,6 +1,6 @@
 """Data sets as tensors, their partition over clients, and batches."""
 
-from incofl.data.batches import local_batches, test_batches
+from incofl.data.batches import local_batches, eval_batches
 from incofl.data.images import DATASETS, Dataset, Images, find_source, load_dataset
 from incofl.data.partition import make_partition
 from incofl.data.pipeline import Pipeline
@@ -14,5 +14,5 @@ __all__ = [
     "load_dataset",
     "local_batches",
     "make_partition",
-    "test_batches",
+    "eval_batches",
 ]

@@ -28,7 +28,7 @@ def local_batches(
             yield pipeline.train(images.x[batch], generator), images.y[batch]
 
 
-def test_batches(images: Images, pipeline: Pipeline, size: int = 512) -> Iterator[Batch]:
+def eval_batches(images: Images, pipeline: Pipeline, size: int = 512) -> Iterator[Batch]:
     """The whole test set in order."""
     for start in range(0, len(images), size):
         yield pipeline.test(images.x[start : start + size]), images.y[start : start + size]

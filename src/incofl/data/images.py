@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ class Dataset:
         """A digest of the training data, so that a run is never resumed on other data."""
         digest = hashlib.blake2b(digest_size=8)
         for tensor in (self.train.x, self.train.y):
-            digest.update(np.ascontiguousarray(tensor.numpy()))
+            digest.update(tensor.numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -62,7 +63,7 @@ class Source:
     pipeline: Pipeline
     load: Callable[[Path], tuple[Images, Images]]
     width: float = 1.0
-    stem: str = "imagenet"
+    stem: Literal["imagenet", "small"] = "imagenet"
 
 
 def _digits(root: Path) -> tuple[Images, Images]:
@@ -167,13 +168,15 @@ def _cifar_bin(raw: bytes, path: Path) -> Images:
 class _ArraysOnly(pickle.Unpickler):
     """Unpickles plain containers and NumPy arrays and nothing else: the original archive needs no more."""
 
-    _ALLOWED = {
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        ("_codecs", "encode"),
-    }
+    _ALLOWED = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("_codecs", "encode"),
+        }
+    )
 
     def find_class(self, module: str, name: str) -> object:
         if (module, name) not in self._ALLOWED:

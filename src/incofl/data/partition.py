@@ -13,9 +13,7 @@ LEAST_EXAMPLES = 10  # the paper redraws until every client has as many
 MOST_DRAWS = 2_000
 
 
-def make_partition(
-    labels: Tensor, clients: int, kind: Kind, alpha: float, rng: np.random.Generator
-) -> list[Tensor]:
+def make_partition(labels: Tensor, clients: int, kind: Kind, alpha: float, rng: np.random.Generator) -> list[Tensor]:
     """For each client the indices of its examples; every index is given to exactly one client."""
     if clients > len(labels):
         raise DataError(f"data.clients: got {clients}, expected at most {len(labels)}, the number of training examples")

@@ -64,7 +64,7 @@ def build_partition(config: Config, data: Dataset) -> list[Tensor]:
 
 
 def client_levels(config: Config, num_levels: int) -> list[int]:
-    """The level of each client: contiguous groups from the smallest on, equal unless ``split.counts`` says otherwise."""
+    """The level of each client: contiguous groups, the smallest first; equal unless ``split.counts`` says otherwise."""
     clients, counts = config.data.clients, config.split.counts
     if counts is None:
         return [client * num_levels // clients for client in range(clients)]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from incofl.client import Score, evaluate, train
-from incofl.data import local_batches, test_batches
+from incofl.data import local_batches, eval_batches
 from incofl.engine.federation import Federation, Job
 from incofl.engine.seeds import Purpose, torch_rng
 from incofl.method import Upload
@@ -62,7 +62,7 @@ class Worker:
         f = self._federation
         job = Job(client=-1, level=level, round=server.round)
         state = f.slice(level, server.round).take(server.state(level))
-        batches = ((x.to(f.device), y.to(f.device)) for x, y in test_batches(f.data.test, f.data.pipeline))
+        batches = ((x.to(f.device), y.to(f.device)) for x, y in eval_batches(f.data.test, f.data.pipeline))
         with one_thread():
             return evaluate(self._module(job), state, batches)
 

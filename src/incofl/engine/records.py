@@ -1,11 +1,11 @@
 """The run folder: what it holds, and how it is written so that an interruption loses nothing.
 
-    config.toml               the resolved config
-    environment.json          versions, machine, commit
-    partition.json            the examples of each client
-    metrics.jsonl             a line a round
-    summary.json              the result
-    checkpoint/state.safetensors   the server after the last finished round
+config.toml               the resolved config
+environment.json          versions, machine, commit
+partition.json            the examples of each client
+metrics.jsonl             a line a round
+summary.json              the result
+checkpoint/state.safetensors   the server after the last finished round
 """
 
 import json

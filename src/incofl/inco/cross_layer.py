@@ -41,7 +41,7 @@ def products(deep: Tensor, shallow: Tensor, granularity: Granularity) -> Product
 
 
 def coefficient(p: Products, rule: Rule, theta_max: float | None, eps: float) -> Tensor:
-    """theta of the rule, bounded in size; ``theorem`` has none where beta >= 0, for g_k already satisfies the constraint."""
+    """The theta of a rule, bounded; ``theorem`` has none where beta >= 0: there g_k satisfies the constraint."""
     beta = p.beta.abs() if rule == "released" else p.beta
     theta = beta / (p.alpha + eps)
     if theta_max is not None:
@@ -86,7 +86,9 @@ def mix(
     """
     check_options(rule, granularity, theta_max, clip, eps)
     if deep.shape != shallow.shape:
-        raise ConfigError(f"mix: deep has shape {tuple(deep.shape)}, shallow {tuple(shallow.shape)}, expected one shape")
+        raise ConfigError(
+            f"mix: deep has shape {tuple(deep.shape)}, shallow {tuple(shallow.shape)}, expected one shape"
+        )
     p = products(deep, shallow, granularity)
     if not optimise:
         step = torch.ones_like(p.beta)
@@ -108,9 +110,7 @@ def mix(
     return mixed if clip is None else mixed.clamp(-clip, clip)
 
 
-def check_options(
-    rule: str, granularity: str, theta_max: float | None, clip: float | None, eps: float
-) -> None:
+def check_options(rule: str, granularity: str, theta_max: float | None, clip: float | None, eps: float) -> None:
     """One clear line for an option out of range."""
     if rule not in ("released", "algorithm1", "theorem"):
         raise ConfigError(f"inco.rule: got {rule!r}, expected released, algorithm1 or theorem")

@@ -1,13 +1,28 @@
 """The table of methods: one file per paper, one line per name."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 from incofl.errors import ConfigError, nearest
 from incofl.inco import InCo
 from incofl.method import Method
-from incofl.methods.fedavg import alllarge, allsmall, fedavg, heteroavg, incoavg
+from incofl.methods.fedavg import alllarge, allsmall, fedavg, heteroavg
 
-_TABLE = {method.name: method for method in (fedavg, heteroavg, incoavg, allsmall, alllarge)}
+_METHODS = (fedavg, heteroavg, allsmall, alllarge)
+
+
+# What the paper calls a hetero* method with InCo; other methods with InCo are called ``name+inco``.
+_PAPER_NAMES = {"heteroavg": "incoavg"}
+
+
+def _with_inco(method: Method) -> Method:
+    extended = method.then(InCo())
+    name = _PAPER_NAMES.get(method.name, extended.name)
+    return dataclasses.replace(extended, name=name, summary=f"{method.name} with InCo Aggregation")
+
+
+_INCO = {method.name: _with_inco(method) for method in _METHODS if method.extensible}
+_TABLE = {method.name: method for method in (*_METHODS, *_INCO.values())}
 
 
 class MethodTable(Mapping[str, Method]):
@@ -15,23 +30,15 @@ class MethodTable(Mapping[str, Method]):
 
     def __getitem__(self, name: str) -> Method:
         base, plus, transform = name.lower().partition("+")
-        if base not in _TABLE or (plus and transform != "inco"):
-            raise KeyError(name)
-        method = _TABLE[base]
-        if not plus:
-            return method
-        if not method.extensible:
-            raise KeyError(name)
-        return method.then(InCo())
+        if plus and transform == "inco" and base in _INCO:
+            return _INCO[base]
+        return _TABLE[name.lower()]
 
     def __iter__(self) -> Iterator[str]:
-        for name, method in _TABLE.items():
-            yield name
-            if method.extensible:
-                yield f"{name}+inco"
+        return iter(_TABLE)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(_TABLE)
 
 
 METHODS = MethodTable()
@@ -42,7 +49,10 @@ def find_method(name: str) -> Method:
     try:
         return METHODS[name]
     except KeyError:
+        base, _, transform = name.lower().partition("+")
         hint = nearest(name, METHODS)
-        if name.lower().removesuffix("+inco") in METHODS and name.lower().endswith("+inco"):
-            hint = "; InCo mixes the layers of one shared server model, which this method does not have or mixes already"
+        if base in METHODS and transform == "inco":
+            hint = (
+                "; InCo mixes the layers of one shared server model, which this method does not have or mixes already"
+            )
         raise ConfigError(f"method: got {name!r}{hint}") from None

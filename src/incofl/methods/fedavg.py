@@ -15,7 +15,6 @@ hetero splitting: use it with ``split.kind = "hetero"``.
 
 from dataclasses import dataclass
 
-from incofl.inco import InCo
 from incofl.layout import Layout
 from incofl.method import Method, ServerRule
 from incofl.split import Slice
@@ -32,6 +31,5 @@ class PerArchitecture(ServerRule):
 
 fedavg = Method("fedavg", "FedAvg: each size is averaged with itself only", server=PerArchitecture())
 heteroavg = Method("heteroavg", "FedAvg over slices of one server model", extensible=True)
-incoavg = Method("incoavg", "heteroavg with InCo Aggregation", transforms=(InCo(),))
 allsmall = Method("allsmall", "FedAvg where everybody trains the smallest size", level="smallest")
 alllarge = Method("alllarge", "FedAvg where everybody trains the largest size", level="largest")

@@ -15,9 +15,7 @@ Depth = tuple[int, ...]
 
 def kept_blocks(layout: Layout, depth: Depth) -> frozenset[str]:
     """The prefixes of the first ``depth[s]`` blocks of each stage ``s``."""
-    return frozenset(
-        block for stage, keep in zip(layout.stages, depth, strict=True) for block in stage[:keep]
-    )
+    return frozenset(block for stage, keep in zip(layout.stages, depth, strict=True) for block in stage[:keep])
 
 
 def check_depth(layout: Layout, depth: Sequence[int], level: int) -> Depth:
@@ -33,7 +31,9 @@ def check_depth(layout: Layout, depth: Sequence[int], level: int) -> Depth:
 def spread(chain: Sequence[Depth], count: int) -> list[Depth]:
     """``count`` entries of a chain of ever larger depths, evenly spaced, the smallest and the largest included."""
     if not 1 <= count <= len(chain):
-        raise LayoutError(f"split.levels: got {count} levels, expected 1 to {len(chain)}: this model has no more depths")
+        raise LayoutError(
+            f"split.levels: got {count} levels, expected 1 to {len(chain)}: this model has no more depths"
+        )
     if count == 1:
         return [chain[-1]]
     return [chain[round(i * (len(chain) - 1) / (count - 1))] for i in range(count)]

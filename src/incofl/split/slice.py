@@ -37,7 +37,7 @@ class Slice:
             if _views(at):
                 target[at].add_(value.to(target.dtype), alpha=weight)
             else:
-                target.index_put_(_open(at, target), value.to(target.dtype) * weight, accumulate=True)
+                target[_open(at, target)] += value.to(target.dtype) * weight
 
     def check(self, part: Mapping[str, Tensor], who: str) -> None:
         """Refuses a part whose names or shapes are not exactly those of this slice."""
@@ -91,6 +91,7 @@ def _open(at: tuple[Index, ...], full: Tensor) -> tuple[Index, ...]:
     # Every dimension up to the last list becomes a list: advanced indices that are neighbours keep their place.
     last = lists[-1] + 1
     mesh = [
-        torch.arange(full.shape[dim])[index] if isinstance(index, slice) else index for dim, index in enumerate(at[:last])
+        torch.arange(full.shape[dim])[index] if isinstance(index, slice) else index
+        for dim, index in enumerate(at[:last])
     ]
     return tuple(m.view(-1, *[1] * (last - 1 - dim)) for dim, m in enumerate(mesh)) + at[last:]

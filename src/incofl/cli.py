@@ -1,0 +1,234 @@
+"""The command line. Exit codes: 0 done, 2 bad input (one line on stderr), 130 interrupted with all rounds saved."""
+
+import dataclasses
+import json
+import signal
+import sys
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from typer.exceptions import TyperException
+
+import incofl
+from incofl.config import Config, load_config, presets
+from incofl.data import DATASETS
+from incofl.devices import load_devices
+from incofl.display import RunDisplay, make_console, plan_table, result_table
+from incofl.engine.build import build_model, build_splitter, client_levels
+from incofl.engine.records import RunFolder
+from incofl.engine.run import run as run_federation
+from incofl.errors import ConfigError, IncoflError
+from incofl.methods import METHODS
+from incofl.models import MODELS
+from incofl.models.resnet import DEPTHS
+from incofl.resources import Cost, DeviceClass, assign, costs, human
+
+app = typer.Typer(
+    help="Federated learning with clients of unequal size. Start with: incofl run demo",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+ConfigArgument = Annotated[
+    str | None, typer.Argument(metavar="[CONFIG]", help="A TOML file, or the name of a preset (incofl list presets).")
+]
+MethodOption = Annotated[str | None, typer.Option("--method", "-m", metavar="M", help="Method (incofl list methods).")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one config key, e.g. data.alpha=0.1; repeatable."),
+]
+DevicesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--devices", metavar="FILE", help="Device classes with limits: each gets the largest level that fits."
+    ),
+]
+
+
+@app.command()
+def run(
+    config: ConfigArgument = None,
+    method: MethodOption = None,
+    set_: SetOption = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Run folder [runs/NAME-TIME].")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out (its own config if none is given).")
+    ] = False,
+    devices: DevicesOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the closing table only.")] = False,
+) -> None:
+    """Train a federation and print the accuracy of each level.
+
+    Without CONFIG it trains five sizes of a small ResNet on the embedded digits with InCo Aggregation.
+    """
+    if resume and out is None:
+        raise ConfigError("--resume: got no --out, expected the folder of the run to continue")
+    if resume and config is None and out is not None and RunFolder(out).config.exists():
+        config = str(RunFolder(out).config)
+    resolved = _config(config, method, set_, devices)
+    name = f"{resolved.method}-{resolved.data.name}-s{resolved.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = RunFolder(out or Path("runs") / name)
+    console = make_console()
+    # A polite kill is an interruption like Ctrl-C: the same clean end.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with RunDisplay(console, quiet=quiet) as display:
+            summary = run_federation(resolved, folder.path, resume=resume, progress=display)
+    except KeyboardInterrupt:
+        done = len(folder.rows())
+        typer.echo(
+            f"incofl: interrupted; {done} finished round(s) are saved, continue with: "
+            f"incofl run --resume --out {folder.path}",
+            err=True,
+        )
+        raise typer.Exit(130) from None
+    assert display.federation is not None
+    console.print(result_table(display.federation, folder.rows(), summary))
+    console.print(
+        f"{human(summary['bytes_down'], 'B')} down, {human(summary['bytes_up'], 'B')} up, {summary['seconds']:.0f} s; "
+        f"records in {escape(str(folder.path))}",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def plan(
+    config: ConfigArgument = None,
+    method: MethodOption = None,
+    set_: SetOption = None,
+    devices: DevicesOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")] = False,
+) -> None:
+    """Show what each level costs, and which level fits which device. Needs no data files.
+
+    MACs are the multiply-accumulates of convolutions and matrix products in one forward pass of one example.
+    """
+    resolved = _config(config, method, set_, None)
+    levels = _costs(resolved)
+    fleet = load_devices(devices) if devices is not None else []
+    chosen = assign(fleet, levels) if fleet else []
+    if fleet:
+        resolved = _with_fleet(resolved, fleet, chosen, len(levels))
+    clients = client_levels(resolved, len(levels))
+    model = resolved.model
+    title = f"{model.name} at width {model.width:g}, {resolved.split.kind} splitting, {resolved.data.name}"
+    if as_json:
+        typer.echo(json.dumps(_plan_json(resolved, levels, clients, fleet, chosen), indent=2))
+        return
+    console = make_console()
+    console.print(plan_table(title, levels, clients))
+    mean = sum(levels[level].parameters for level in clients) / len(clients)
+    console.print(f"mean over the {len(clients)} clients: {human(mean)} parameters")
+    if fleet:
+        console.print(_fleet_table(fleet, chosen, levels))
+        console.print(f"to run it: incofl run ... --devices {escape(str(devices))}", soft_wrap=True)
+
+
+class Listing(StrEnum):
+    """What can be listed."""
+
+    METHODS = "methods"
+    MODELS = "models"
+    DATASETS = "datasets"
+    PRESETS = "presets"
+
+
+@app.command("list")
+def list_(what: Annotated[Listing, typer.Argument(help="What to list.")]) -> None:
+    """List the methods, models, data sets or presets that can be named."""
+    match what:
+        case Listing.METHODS:
+            entries = {name: method.summary for name, method in METHODS.items()}
+        case Listing.MODELS:
+            entries = {name: f"{DEPTHS[name]} blocks" if name in DEPTHS else "for tests" for name in MODELS}
+        case Listing.DATASETS:
+            entries = {name: source.summary for name, source in DATASETS.items()}
+        case Listing.PRESETS:
+            entries = {name: text.partition("\n")[0].lstrip("# ") for name, text in sorted(presets().items())}
+    width = max(map(len, entries))
+    for name, summary in entries.items():
+        typer.echo(f"{name:<{width}}  {summary}")
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"incofl {incofl.__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _config(config: str | None, method: str | None, set_: list[str] | None, devices: Path | None) -> Config:
+    overrides = [*(set_ or []), *([f"method={json.dumps(method)}"] if method is not None else [])]
+    resolved = load_config(config, overrides)
+    if devices is None:
+        return resolved
+    fleet, levels = load_devices(devices), _costs(resolved)
+    return _with_fleet(resolved, fleet, assign(fleet, levels), len(levels))
+
+
+def _costs(config: Config) -> list[Cost]:
+    model = build_model(config)
+    return costs(model, build_splitter(config, model), config.local)
+
+
+def _with_fleet(config: Config, fleet: list[DeviceClass], chosen: list[int], num_levels: int) -> Config:
+    counts = [0] * num_levels
+    for device, level in zip(fleet, chosen, strict=True):
+        counts[level] += device.count
+    data = dataclasses.replace(config.data, clients=sum(counts))
+    return dataclasses.replace(config, data=data, split=dataclasses.replace(config.split, counts=tuple(counts)))
+
+
+def _plan_json(
+    config: Config, levels: list[Cost], clients: list[int], fleet: list[DeviceClass], chosen: list[int]
+) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "model": config.model.name,
+        "width": config.model.width,
+        "stem": config.model.stem,
+        "data": config.data.name,
+        "split": config.split.kind,
+        "levels": [dataclasses.asdict(cost) | {"clients": clients.count(cost.level)} for cost in levels],
+        "mean_parameters": sum(levels[level].parameters for level in clients) / len(clients),
+    }
+    if fleet:
+        result["devices"] = [
+            dataclasses.asdict(device) | {"level": level} for device, level in zip(fleet, chosen, strict=True)
+        ]
+    return result
+
+
+def _fleet_table(fleet: list[DeviceClass], chosen: list[int], levels: list[Cost]) -> Table:
+    table = Table(title="the largest level that fits each device class", title_justify="left")
+    for heading in ("device", "count", "memory", "compute", "bandwidth", "level", "parameters"):
+        table.add_column(heading, justify="left" if heading == "device" else "right")
+    for device, level in zip(fleet, chosen, strict=True):
+        limits = ((device.memory, "B"), (device.compute, "MAC"), (device.bandwidth, "B"))
+        cells = ["-" if limit is None else human(limit, unit) for limit, unit in limits]
+        table.add_row(device.name, str(device.count), *cells, str(level), human(levels[level].parameters))
+    return table
+
+
+def main() -> None:
+    """Runs the command line with one clear line, and no traceback, for whatever the user can mend."""
+    try:
+        code = app(standalone_mode=False)
+    except IncoflError as problem:
+        typer.echo(f"incofl: {problem}", err=True)
+        code = 2
+    except TyperException as problem:
+        typer.echo(f"incofl: {problem.format_message()}", err=True)
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)

@@ -1,0 +1,149 @@
+"""What a person sees: the live display of a run, plain lines where there is no terminal, and tables."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from incofl.config import Config
+from incofl.engine.federation import Federation
+from incofl.engine.records import Row
+from incofl.method import Upload
+from incofl.resources import Cost, human
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Tables keep their full width when they go to a file or pipe."""
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=160)
+
+
+class RunDisplay:
+    """Shows a run: bars with the time left on a terminal, a line a round elsewhere."""
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._live = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._rounds = self._live.add_task("rounds ", total=None, note="")
+        self._clients = self._live.add_task("clients", total=None, note="")
+        self._total = 0
+        self.federation: Federation | None = None
+
+    def __enter__(self) -> "RunDisplay":
+        self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
+        """Says what is about to run."""
+        self.federation = federation
+        self._total = config.rounds
+        self._live.update(
+            self._rounds, total=config.rounds, completed=len(rows), note=_note(rows[-1] if rows else None)
+        )
+        self._live.update(self._clients, total=config.cohort_size, completed=0)
+        self._print(
+            f"{config.method} on {config.data.name}: {config.model.name} at width {config.model.width:g}, "
+            f"{config.split.kind} splitting into {len(federation.splitter.depths)} levels, "
+            f"{config.data.clients} clients, {config.cohort_size} a round, {config.rounds} rounds, seed {config.seed}"
+        )
+        if rows:
+            self._print(f"resumed after round {len(rows)}")
+
+    def uploaded(self, upload: Upload) -> None:
+        """One client more."""
+        self._live.advance(self._clients)
+
+    def finished_round(self, row: Row) -> None:
+        """One round more."""
+        self._live.update(self._rounds, completed=row["round"], note=_note(row))
+        self._live.update(self._clients, completed=0)
+        if not self._console.is_terminal or row["rejected"]:
+            self._print(
+                f"round {row['round']:>{len(str(self._total))}}/{self._total}  {_note(row)}  {row['seconds']:.1f} s"
+            )
+        for refusal in row["rejected"]:
+            self._print(f"  rejected: {refusal['reason']}")
+
+    def _print(self, line: str) -> None:
+        if not self._quiet:
+            self._console.print(line, soft_wrap=True)
+
+
+def _note(row: Row | None) -> str:
+    if row is None:
+        return ""
+    loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
+    return f"loss {loss}" if row["accuracy"] is None else f"accuracy {row['accuracy']:.3f}  loss {loss}"
+
+
+def sparkline(values: list[float]) -> str:
+    """A curve of values in [0, 1], in one line of text."""
+    return "".join(_BARS[round(min(max(value, 0.0), 1.0) * (len(_BARS) - 1))] for value in values)
+
+
+def result_table(federation: Federation, rows: list[Row], summary: dict[str, Any]) -> Table:
+    """Accuracy by level at the last evaluation, with what each level is."""
+    table = Table(
+        title=f"{summary['method']}, {summary['rounds']} rounds: test accuracy by level", title_justify="left"
+    )
+    for heading in ("level", "blocks", "width", "parameters", "clients", "accuracy"):
+        table.add_column(heading, justify="right")
+    table.add_column("rounds", justify="left")
+    evaluated = [row for row in rows if row["accuracy"] is not None]
+    shown = evaluated[:: max(1, len(evaluated) // 40)]
+    for position, level in enumerate(summary["levels"]):
+        cost = federation.costs[level]
+        clients = sum(federation.level_of(client) == level for client in range(len(federation.levels)))
+        table.add_row(
+            *(str(level), _blocks(cost), f"{cost.width:g}", human(cost.parameters), str(clients)),
+            f"{summary['accuracy_by_level'][position]:.3f}",
+            sparkline([row["accuracy_by_level"][position] for row in shown]),
+        )
+    table.add_section()
+    table.add_row("mean", "", "", "", "", f"{summary['accuracy']:.3f}", sparkline([row["accuracy"] for row in shown]))
+    return table
+
+
+def plan_table(title: str, levels: list[Cost], clients: list[int]) -> Table:
+    """What each level costs."""
+    table = Table(title=title, title_justify="left")
+    headings = (
+        "level",
+        "blocks",
+        "width",
+        "parameters",
+        "MACs",
+        "down a round",
+        "up a round",
+        "training memory",
+        "clients",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for cost in levels:
+        table.add_row(
+            *(str(cost.level), _blocks(cost), f"{cost.width:g}", human(cost.parameters), human(cost.macs)),
+            *(human(cost.bytes_down, "B"), human(cost.bytes_up, "B"), human(cost.memory, "B")),
+            str(clients.count(cost.level)),
+        )
+    return table
+
+
+def _blocks(cost: Cost) -> str:
+    return " ".join(map(str, cost.blocks))
