@@ -51,7 +51,7 @@ def table(runs: list[dict[str, Any]]) -> str:
     if not seeds:
         return "No seed is complete yet.\n"
     lines = [
-        "| buffers | method | mean of levels | smallest | 2 | 3 | 4 | largest | mean of levels, last five evaluations |",
+        "| buffers | method | mean of levels | smallest | 2 | 3 | 4 | largest | mean, last five evaluations |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     tail = {(r["method"], r["buffers"], r["seed"]): mean(row["accuracy"] for row in r["rows"][-5:]) for r in runs}

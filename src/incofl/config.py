@@ -116,7 +116,7 @@ class Config:
             raise ConfigError(f"cohort: got {self.cohort:g}, expected at most data.clients = {self.data.clients}")
         if self.split.counts is not None and sum(self.split.counts) != self.data.clients:
             raise ConfigError(
-                f"split.counts: got {sum(self.split.counts)} clients, expected data.clients = {self.data.clients} in all"
+                f"split.counts: got {sum(self.split.counts)} clients, expected data.clients = {self.data.clients}"
             )
         if self.engine.workers not in (1, "auto"):
             raise ConfigError(

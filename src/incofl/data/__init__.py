@@ -1,6 +1,6 @@
 """Data sets as tensors, their partition over clients, and batches."""
 
-from incofl.data.batches import local_batches, eval_batches
+from incofl.data.batches import eval_batches, local_batches
 from incofl.data.images import DATASETS, Dataset, Images, find_source, load_dataset
 from incofl.data.partition import make_partition
 from incofl.data.pipeline import Pipeline
@@ -10,9 +10,9 @@ __all__ = [
     "Dataset",
     "Images",
     "Pipeline",
+    "eval_batches",
     "find_source",
     "load_dataset",
     "local_batches",
     "make_partition",
-    "eval_batches",
 ]

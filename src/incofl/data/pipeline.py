@@ -31,7 +31,7 @@ class Pipeline:
 
     def test(self, x: Tensor) -> Tensor:
         """uint8 images (B, C, H, W) to float input."""
-        out = x.float().div_(self.maximum)
+        out = x.to(torch.get_default_dtype()).div_(self.maximum)
         if self.resize is not None:
             out = functional.interpolate(out, size=self.resize, mode="bilinear", align_corners=False)
         if self.mean:

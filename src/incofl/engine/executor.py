@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from incofl.client import Score, evaluate, train
-from incofl.data import local_batches, eval_batches
+from incofl.data import eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
 from incofl.engine.seeds import Purpose, torch_rng
 from incofl.method import Upload

@@ -1,0 +1,5 @@
+"""``python -m incofl`` is the command ``incofl``."""
+
+from incofl.cli import main
+
+main()

@@ -1,0 +1,17 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Examples are drawn anew in every run of a developer, but the same ones in every run of the suite.
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("suite")
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Everything in float64, so that identities can be exact or nearly so."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)

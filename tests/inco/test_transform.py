@@ -1,0 +1,87 @@
+"""Which tensors InCo changes, and what it records."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from incofl.inco import InCo, mix
+from incofl.layout import Layout
+from incofl.models import make_model
+from incofl.tensors import Tensors, clone
+
+SIXTEEN = {f"layer{stage}.{block}.conv{conv}.weight" for stage in (1, 2, 3, 4) for block in (1, 2) for conv in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def layout() -> Layout:
+    return make_model("resnet26", width=0.125).layout
+
+
+@pytest.fixture
+def update(layout: Layout) -> Tensors:
+    generator = torch.Generator().manual_seed(3)
+    return {name: torch.randn(layout.shapes[name], generator=generator) * 0.01 for name in sorted(layout.parameters)}
+
+
+def test_exactly_sixteen_tensors_of_resnet26_change(layout: Layout, update: Tensors) -> None:
+    before = clone(update)
+    mixed, record = InCo()(update, layout)
+    changed = {name for name in update if not torch.equal(mixed[name], update[name])}
+    assert changed == SIXTEEN == set(record)
+    assert mixed.keys() == update.keys()
+    assert all(torch.equal(update[name], before[name]) for name in before)
+
+
+def test_each_is_mixed_with_the_second_convolution_of_its_stage(layout: Layout, update: Tensors) -> None:
+    """From the unmixed update: no chain."""
+    mixed, _ = InCo(rule="algorithm1")(update, layout)
+    for name in SIXTEEN:
+        expected = mix(update[name], update[f"{name[:6]}.0.conv2.weight"], rule="algorithm1")
+        assert torch.equal(mixed[name], expected)
+
+
+def test_absent_layers_are_skipped(layout: Layout, update: Tensors) -> None:
+    """When no client of the largest level was drawn, its own tensors are absent and the others are mixed."""
+    held = {name: value for name, value in update.items() if ".2." not in name}
+    mixed, record = InCo()(held, layout)
+    assert mixed.keys() == held.keys()
+    assert set(record) == {name for name in SIXTEEN if ".2." not in name}
+    without_reference = {name: value for name, value in update.items() if name != "layer1.0.conv2.weight"}
+    _, record = InCo()(without_reference, layout)
+    assert set(record) == {name for name in SIXTEEN if not name.startswith("layer1")}
+
+
+def test_a_layout_without_counterparts_gives_the_identity(layout: Layout, update: Tensors) -> None:
+    mixed, record = InCo()(update, dataclasses.replace(layout, shallow={}))
+    assert record == {}
+    assert all(mixed[name] is update[name] for name in update)
+
+
+def test_the_papers_wording_adds_one_pair(layout: Layout) -> None:
+    """In stage 1 the first layer of the shape is layer1.0.conv1, so layer1.0.conv2 is mixed too; stages 2-4 agree."""
+    pairs = layout.first_same_shape
+    assert set(pairs) == SIXTEEN | {"layer1.0.conv2.weight"}
+    assert {pairs[name] for name in pairs if name.startswith("layer1")} == {"layer1.0.conv1.weight"}
+    for name in SIXTEEN:
+        if not name.startswith("layer1"):
+            assert pairs[name] == layout.shallow[name]
+
+
+def test_record_by_hand() -> None:
+    """Two 1x1 kernels: beta = 2*1 and 3*(-1); theta = 2/1 and 3/1; the norms are sqrt(13) and sqrt(2)."""
+    layout = Layout(
+        axes={"a": (None,) * 4, "b": (None,) * 4},
+        shapes={"a": (2, 1, 1, 1), "b": (2, 1, 1, 1)},
+        stages=(("s.0", "s.1"),),
+        shallow={"b": "a"},
+        buffers=frozenset(),
+    )
+    update = {
+        "a": torch.tensor([1.0, -1.0]).view(2, 1, 1, 1),
+        "b": torch.tensor([2.0, 3.0]).view(2, 1, 1, 1),
+    }
+    _, record = InCo()(update, layout)
+    assert record["b"] == pytest.approx(
+        {"theta": 2.5, "beta": -0.5, "beta_positive": 0.5, "norm_deep": 13**0.5, "norm_shallow": 2**0.5}, rel=1e-6
+    )
