@@ -103,6 +103,7 @@ def main() -> None:
             runs.sort(key=lambda r: (r["seed"], r["buffers"], r["method"]))
             print(f"{run['method']} {run['buffers']} seed {run['seed']}: {run['rows'][-1]['accuracy']:.4f}", flush=True)
             path = HERE / "results" / f"buffers-{args.data}"
+            path.parent.mkdir(exist_ok=True)
             path.with_suffix(".json").write_text(json.dumps(runs, indent=1) + "\n")
             path.with_suffix(".md").write_text(table(runs))
     print(table(runs))

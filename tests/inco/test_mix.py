@@ -89,7 +89,7 @@ class TestHandNumbers:
         assert torch.equal(mix(kernel(0.01), kernel(1)), kernel(0.1))
 
     def test_ablations(self) -> None:
-        # without normalisation: 1 + 0.5 * 2 and 1 - 0.5 * 2; without optimisation: (1/3 + 1/3) * 4.5; without both: 1 + 2
+        # without normalisation: 1 + 0.5 * 2 and 1 - 0.5 * 2; without optimisation: (1/3 + 1/3) * 4.5; neither: 1 + 2
         options: dict[str, Any] = {"clip": None}
         assert torch.allclose(mix(kernel(1), kernel(2), normalise=False, **options), kernel(2), atol=1e-6)
         plain = mix(kernel(1), kernel(2), rule="algorithm1", normalise=False, **options)
@@ -143,7 +143,7 @@ vectors = st.lists(st.floats(-3, 3, allow_subnormal=False), min_size=4, max_size
 
 @given(vectors, vectors)
 def test_theorem_solves_the_convex_problem(deep: list[float], shallow: list[float]) -> None:
-    """g = mix(...) is feasible, and no feasible point tried is closer to g_k (un-normalised, equation 2 of the paper)."""
+    """g = mix(...) is feasible, and no feasible point tried is closer to g_k (not normalised, equation 1)."""
     gk, g0 = torch.tensor(deep, dtype=torch.float64), torch.tensor(shallow, dtype=torch.float64)
     if float(g0.norm()) < 1e-3:
         return

@@ -1,5 +1,6 @@
 """The three splitting methods: their levels, their indices, what they refuse."""
 
+import itertools
 import math
 from typing import Any
 
@@ -37,7 +38,7 @@ class TestStage:
         depths = make_splitter(resnet, "stage", count).depths
         assert len(set(depths)) == count
         assert depths[-1] == (3, 3, 3, 3)
-        for small, large in zip(depths, depths[1:], strict=False):
+        for small, large in itertools.pairwise(depths):
             assert all(a <= b for a, b in zip(small, large, strict=True))
 
     def test_keeps_the_first_blocks_of_each_stage(self, resnet: Layout) -> None:

@@ -32,20 +32,22 @@ def save_checkpoint(path: Path, server: Server, identity: Identity) -> None:
     tensors = {f"shared/{name}": value for name, value in server.shared.items()}
     for level, private in server.private.items():
         tensors |= {f"private/{level}/{name}": value for name, value in private.items()}
-    header = {"format": str(FORMAT), "round": str(server.round), "config": identity.config, "data": identity.data}
+    header = {"format": FORMAT, "round": server.round, "config": identity.config, "data": identity.data}
+    # One entry of metadata: several would be written in random order, and equal runs make equal files.
+    metadata = {"incofl": json.dumps(header, sort_keys=True)}
     with atomic_write(path) as file:
-        file.write(save({name: value.contiguous() for name, value in tensors.items()}, header))
+        file.write(save({name: value.contiguous() for name, value in tensors.items()}, metadata))
 
 
 def load_checkpoint(path: Path, layout: Layout, identity: Identity) -> Server:
     """Reads a server's state back, bit for bit."""
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
+            header = json.loads((file.metadata() or {}).get("incofl", "{}"))
             tensors: Tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as problem:
         raise RunError(f"{path}: damaged checkpoint ({problem}); delete it to start again") from None
-    if header.get("format") != str(FORMAT):
+    if header.get("format") != FORMAT:
         raise RunError(f"{path}: checkpoint format {header.get('format')}, expected {FORMAT}")
     for what, found, expected in (
         ("config", header.get("config"), identity.config),
@@ -64,7 +66,7 @@ def load_checkpoint(path: Path, layout: Layout, identity: Identity) -> Server:
             private.setdefault(int(level), {})[name] = value
     if {name: tuple(value.shape) for name, value in shared.items()} != dict(layout.shapes):
         raise RunError(f"{path}: checkpoint of another model; choose another --out")
-    return Server(layout, shared, private, int(header["round"]))
+    return Server(layout, shared, private, header["round"])
 
 
 @contextlib.contextmanager

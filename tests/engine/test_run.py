@@ -1,0 +1,210 @@
+"""Runs: folder, records, interruption and resumption."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import incofl
+from incofl.config import load_config
+from incofl.engine.records import RunFolder
+from incofl.errors import RunError
+from tests.federations import tiny_config
+
+
+def final_state(folder: Path) -> bytes:
+    return (folder / "checkpoint" / "state.safetensors").read_bytes()
+
+
+def comparable(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def test_the_folder_holds_what_is_promised(tmp_path: Path) -> None:
+    config = tiny_config("eval.every=2")
+    summary = incofl.run(config, tmp_path / "r")
+    folder = tmp_path / "r"
+    assert load_config(folder / "config.toml") == config
+    environment = json.loads((folder / "environment.json").read_text())
+    assert {"incofl", "python", "torch", "commit"} <= environment.keys()
+    parts = json.loads((folder / "partition.json").read_text())
+    assert sorted(i for part in parts for i in part) == list(range(300))
+    rows = comparable(folder)
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert rows[0]["accuracy"] is None  # not evaluated
+    assert rows[0]["accuracy_by_level"] is None
+    for row in rows[1:]:  # every second round, and the last
+        assert len(row["accuracy_by_level"]) == 3
+        assert row["accuracy"] == pytest.approx(sum(row["accuracy_by_level"]) / 3)
+    assert all(len(row["clients"]) == 4 and row["rejected"] == [] for row in rows)
+    assert all(row["bytes_up"] > 0 and row["bytes_down"] > 0 and row["loss"] > 0 for row in rows)
+    mixed = rows[0]["inco"]
+    assert mixed
+    assert all(
+        {"theta", "beta_positive", "beta", "norm_deep", "norm_shallow"} <= entry.keys() for entry in mixed.values()
+    )
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert summary["status"] == "done"
+    assert summary["accuracy"] == rows[-1]["accuracy"]
+    assert not list(folder.rglob("*.part"))
+
+
+def test_seeds_and_repetition(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        incofl.run(tiny_config(f"seed={seed}"), tmp_path / name)
+    assert final_state(tmp_path / "a") == final_state(tmp_path / "b")
+    assert comparable(tmp_path / "a") == comparable(tmp_path / "b")
+    assert final_state(tmp_path / "a") != final_state(tmp_path / "c")
+
+
+@pytest.mark.parametrize("method", ["incoavg", "fedavg"])
+def test_a_run_can_be_prolonged(tmp_path: Path, method: str) -> None:
+    incofl.run(tiny_config(f"method={method}", "rounds=4"), tmp_path / "whole")
+    incofl.run(tiny_config(f"method={method}", "rounds=1"), tmp_path / "parts")
+    incofl.run(tiny_config(f"method={method}", "rounds=4"), tmp_path / "parts", resume=True)
+    assert final_state(tmp_path / "whole") == final_state(tmp_path / "parts")
+    assert comparable(tmp_path / "whole") == comparable(tmp_path / "parts")
+
+
+class Crash(BaseException):
+    """Stands for a power cut: nothing after it runs."""
+
+
+@pytest.mark.parametrize("victim", ["save_checkpoint", "run_round", "write_json"])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_crash_at_any_step_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, call: int
+) -> None:
+    """Before a round, between its record and its checkpoint, or while the summary is written."""
+    import importlib
+
+    module = importlib.import_module("incofl.engine.run")
+    incofl.run(tiny_config(), tmp_path / "whole")
+    original, calls = getattr(module, victim), 0
+
+    def crash(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Crash
+        return original(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, victim, crash)
+        if victim == "write_json" and call == 2:
+            incofl.run(tiny_config(), tmp_path / "cut")  # there is only one summary
+        else:
+            with pytest.raises(Crash):
+                incofl.run(tiny_config(), tmp_path / "cut")
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3, "accur')  # a line cut off in the middle
+    incofl.run(tiny_config(), tmp_path / "cut", resume=True)
+    assert final_state(tmp_path / "whole") == final_state(tmp_path / "cut")
+    assert comparable(tmp_path / "whole") == comparable(tmp_path / "cut")
+
+
+COMMAND = [sys.executable, "-m", "incofl", "run"]
+SMALL = [
+    *("--set", "data.clients=10", "--set", "data.limit=300", "--set", "cohort=4", "--set", "split.levels=3"),
+    *("--set", "model.name=tiny-resnet", "--set", "local.epochs=1", "--set", "rounds=12"),
+]
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if path.exists() and path.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.001)
+
+
+def test_sigkill_at_several_moments(tmp_path: Path) -> None:
+    """A real process, killed without warning again and again; the final weights equal those of an undisturbed run."""
+    subprocess.run([*COMMAND, *SMALL, "--out", tmp_path / "whole", "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    folder = tmp_path / "killed"
+    kills = 0
+    for lines, delay in ((0, 0.3), (1, 0.0), (3, 0.004), (5, 0.02), (8, 0.05), (10, 0.001)):
+        process = subprocess.Popen([*COMMAND, *SMALL, "--out", folder, "--resume"], stdout=subprocess.DEVNULL)
+        wait_for_lines(folder / "metrics.jsonl", lines, process)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    assert kills >= 4
+    subprocess.run([*COMMAND, "--out", folder, "--resume"], check=True, stdout=subprocess.DEVNULL)
+    assert final_state(folder) == final_state(tmp_path / "whole")
+    assert comparable(folder) == comparable(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_cleanly_and_can_be_resumed(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "r"
+    command = [*COMMAND, *SMALL, "--set", "rounds=400", "--out", folder]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    wait_for_lines(folder / "metrics.jsonl", 2, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.decode().count("\n") == 1
+    assert "finished round(s) are saved, continue with: incofl run --resume --out" in errors.decode()
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    done = len(comparable(folder))
+    finish = [*COMMAND, "--out", folder, "--resume", "--set", f"rounds={done + 1}"]
+    subprocess.run(finish, check=True, stdout=subprocess.DEVNULL)
+    assert len(comparable(folder)) == done + 1
+
+
+class TestRefusals:
+    def test_a_folder_with_another_config(self, tmp_path: Path) -> None:
+        incofl.run(tiny_config("rounds=1"), tmp_path)
+        with pytest.raises(RunError, match=r"holds a run with another config \(seed is 0 there, 1 here\)"):
+            incofl.run(tiny_config("rounds=1", "seed=1"), tmp_path, resume=True)
+
+    def test_a_folder_with_the_same_run(self, tmp_path: Path) -> None:
+        incofl.run(tiny_config("rounds=1"), tmp_path)
+        with pytest.raises(RunError, match="continue it with --resume or choose another --out"):
+            incofl.run(tiny_config("rounds=1"), tmp_path)
+
+    def test_a_checkpoint_of_another_config(self, tmp_path: Path) -> None:
+        for name, seed in (("a", 0), ("b", 1)):
+            incofl.run(tiny_config("rounds=1", f"seed={seed}"), tmp_path / name)
+        RunFolder(tmp_path / "a").checkpoint.replace(RunFolder(tmp_path / "b").checkpoint)
+        with pytest.raises(RunError, match="checkpoint of another config"):
+            incofl.run(tiny_config("seed=1"), tmp_path / "b", resume=True)
+
+    def test_a_damaged_checkpoint(self, tmp_path: Path) -> None:
+        incofl.run(tiny_config("rounds=1"), tmp_path)
+        checkpoint = RunFolder(tmp_path).checkpoint
+        checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+        with pytest.raises(RunError, match="damaged checkpoint"):
+            incofl.run(tiny_config(), tmp_path, resume=True)
+
+    def test_other_data(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from incofl.data import Dataset
+
+        incofl.run(tiny_config("rounds=1"), tmp_path)
+        monkeypatch.setattr(Dataset, "fingerprint", lambda self: "other")
+        with pytest.raises(RunError, match="checkpoint of another data"):
+            incofl.run(tiny_config(), tmp_path, resume=True)
+
+    def test_a_damaged_partition(self, tmp_path: Path) -> None:
+        incofl.run(tiny_config("rounds=1"), tmp_path)
+        (tmp_path / "partition.json").write_text("[[1, 2")
+        with pytest.raises(RunError, match=r"partition.json: damaged"):
+            incofl.run(tiny_config(), tmp_path, resume=True)
+
+    def test_a_place_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(RunError, match="cannot be written"):
+            incofl.run(tiny_config(), tmp_path / "file" / "run")
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    """Three sizes of a tiny network reach far more than chance within some rounds."""
+    overrides = ("model.name=tiny-mlp", "split.kind=layer", "local.lr=0.005", "local.epochs=5", "data.limit=none")
+    assert incofl.run(tiny_config(*overrides, "rounds=8", "eval.every=8"), tmp_path)["accuracy"] > 0.6

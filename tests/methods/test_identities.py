@@ -1,0 +1,149 @@
+"""What must be equal is equal, and what must differ differs."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from incofl.data import local_batches
+from incofl.engine.federation import Federation
+from incofl.engine.seeds import Purpose, torch_rng
+from incofl.inco import InCo
+from incofl.split import DepthSplitter, submodel
+from incofl.tensors import Tensors, clone
+from tests.federations import run_rounds, tiny_federation
+
+
+def same(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def plain_fedavg(federation: Federation, rounds: int, cohort: int) -> Tensors:
+    """FedAvg as in McMahan et al., with a loop of its own: whole models, every client alike."""
+    layout, template = federation.model.layout, federation.model.template
+    whole = DepthSplitter((layout.depth,)).slice(layout, 0, 0)
+    weights = clone(federation.model.initial)
+    for round in range(rounds):
+        sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in weights.items()}
+        for job in federation.schedule(round, cohort):
+            model: nn.Module = submodel(template, layout, whole)
+            model.load_state_dict(weights)
+            optimizer = torch.optim.Adam(model.parameters(), lr=federation.local.lr, fused=True)
+            rng = torch_rng(federation.seed, Purpose.TRAINING, round, job.client)
+            data = federation.data
+            for x, y in local_batches(
+                data.train, federation.partition[job.client], data.pipeline, federation.local, rng
+            ):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            for name, value in model.state_dict().items():
+                sums[name] += value - weights[name] if name in layout.parameters else value
+        for name in weights:
+            mean = sums[name] / cohort
+            weights[name] = weights[name] + mean if name in layout.parameters else mean.to(weights[name].dtype)
+    return weights
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("method", ["fedavg", "heteroavg", "alllarge"])
+@pytest.mark.parametrize("buffers", ["average", "per-level"])
+def test_one_level_everywhere_is_plain_fedavg(method: str, buffers: str) -> None:
+    """Exact in float64, whatever the policy: with one level there is nothing to tell apart."""
+    federation = tiny_federation(
+        f"method={method}", f"buffers={buffers}", "split.levels=1", "aggregate.precision=float64"
+    )
+    expected = plain_fedavg(federation, rounds=2, cohort=4)
+    server = run_rounds(federation, 2)[-1]
+    assert same(server.state(0), expected)
+
+
+@pytest.mark.usefixtures("double")
+def test_alllarge_is_fedavg_of_the_large_level() -> None:
+    expected = plain_fedavg(tiny_federation("split.levels=1", "method=alllarge"), rounds=2, cohort=4)
+    federation = tiny_federation("method=alllarge", "aggregate.precision=float64")
+    assert federation.levels_in_use == [2]
+    assert same(run_rounds(federation, 2)[-1].state(2), expected)
+
+
+def test_allsmall_trains_the_smallest_level_only() -> None:
+    federation = tiny_federation("method=allsmall")
+    first, last = (run_rounds(federation, 2)[i] for i in (0, -1))
+    held = federation.slice(0, 0).index
+    for name in first.shared:
+        assert torch.equal(first.shared[name], last.shared[name]) == (name not in held), name
+
+
+@pytest.mark.usefixtures("double")
+def test_extract_then_put_back_changes_nothing() -> None:
+    """Clients that send their slice back untrained leave the server as it was, bit for bit, in every splitting."""
+    from incofl.method import ServerRule, Upload
+
+    for split in ("split.kind=stage", "split.kind=hetero"):
+        federation = tiny_federation(split)
+        server = run_rounds(federation, 1)[-1]
+        uploads = []
+        for client, level in enumerate([0, 1, 2, 1]):
+            piece = federation.slice(level, 0)
+            sent = piece.take(server.state(level))
+            update = {n: torch.zeros_like(v) for n, v in sent.items() if n in server.layout.parameters}
+            buffers = {n: v for n, v in sent.items() if n in server.layout.buffers}
+            uploads.append(Upload(client, level, piece, update, buffers, 10, 1, 0.0))
+        after = server.advance(ServerRule().aggregate(server, uploads))
+        for level in range(3):
+            assert same(after.state(level), server.state(level)) or split == "split.kind=stage"
+        for name in server.layout.parameters:
+            assert torch.equal(after.shared[name], server.shared[name])
+
+
+@pytest.mark.usefixtures("double")
+def test_inco_without_counterparts_is_heteroavg() -> None:
+    plain, inco = tiny_federation("method=heteroavg"), tiny_federation("method=incoavg")
+    layout = dataclasses.replace(inco.model.layout, shallow={})
+    inco = dataclasses.replace(inco, model=dataclasses.replace(inco.model, layout=layout))
+    assert same(run_rounds(plain, 2)[-1].shared, run_rounds(inco, 2)[-1].shared)
+
+
+def test_inco_changes_exactly_its_targets_in_the_first_round() -> None:
+    plain, inco = (run_rounds(tiny_federation(f"method={m}"), 1)[-1] for m in ("heteroavg", "incoavg"))
+    changed = {name for name in plain.shared if not torch.equal(plain.shared[name], inco.shared[name])}
+    assert changed == set(plain.layout.shallow)
+    assert {level: same(plain.private[level], inco.private[level]) for level in plain.private} == dict.fromkeys(
+        plain.private, True
+    )
+
+
+def test_incoavg_is_heteroavg_plus_inco() -> None:
+    first, second = (run_rounds(tiny_federation(f"method={m}"), 2)[-1] for m in ("incoavg", "HeteroAvg+InCo"))
+    assert same(first.shared, second.shared)
+
+
+def test_inco_options_reach_the_server() -> None:
+    released, theorem = (run_rounds(tiny_federation(f"inco.rule={r}"), 1)[-1] for r in ("released", "theorem"))
+    assert not same(released.shared, theorem.shared)
+    federation = tiny_federation("inco.rule=theorem", "inco.clip=none")
+    assert federation.method.transforms == (InCo(rule="theorem", clip=None),)
+
+
+def test_nobody_of_the_largest_level_was_drawn() -> None:
+    """The run goes on, and what only that level holds keeps every bit, with and without InCo."""
+    for method in ("heteroavg", "incoavg"):
+        federation = tiny_federation(f"method={method}", "split.counts=[5,5,0]")
+        first, last = (run_rounds(federation, 2)[i] for i in (0, -1))
+        only_large = federation.slice(2, 0).index.keys() - federation.slice(1, 0).index.keys()
+        assert only_large
+        for name in first.shared:
+            assert torch.equal(first.shared[name], last.shared[name]) == (name in only_large), name
+
+
+def test_fedavg_levels_do_not_touch_each_other() -> None:
+    """Training the large level only leaves the small one at its initial weights, unlike heteroavg."""
+    fedavg = tiny_federation("method=fedavg", "split.counts=[0,0,10]")
+    hetero = tiny_federation("method=heteroavg", "split.counts=[0,0,10]")
+    initial = fedavg.slice(0, 0).take(fedavg.start().state(0))
+    parameters = fedavg.model.layout.parameters
+    small = fedavg.slice(0, 0).take(run_rounds(fedavg, 1)[-1].state(0))
+    shared = hetero.slice(0, 0).take(run_rounds(hetero, 1)[-1].state(0))
+    assert all(torch.equal(small[name], initial[name]) for name in small if name in parameters)
+    assert not any(torch.equal(shared[name], initial[name]) for name in shared if name in parameters)

@@ -1,0 +1,104 @@
+"""The covered mean against a dense oracle, and the positions that nobody held."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from incofl.aggregate import Accumulator
+from incofl.layout import Layout
+from incofl.models import make_model
+from incofl.server import Change
+from incofl.split import WidthSplitter
+from incofl.split.width import Window
+
+LAYOUT: Layout = make_model("tiny-resnet", shape=(1, 8, 8)).layout
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.1, 1), st.integers(1, 2), st.integers(1, 2), st.integers(0, 30)), min_size=1, max_size=4
+    ),
+    st.sampled_from(["prefix", "rolling"]),
+    st.integers(0, 10**6),
+)
+def test_agrees_with_a_dense_mean_over_nan_masks(
+    clients: list[tuple[float, int, int, int]], window: Window, seed: int
+) -> None:
+    """Oracle: stack the clients' tensors with NaN where they hold nothing, and take a weighted mean that skips NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    accumulator = Accumulator(LAYOUT, torch.float64)
+    dense: dict[str, list[np.ndarray]] = {name: [] for name in LAYOUT.parameters}
+    weights = []
+    for ratio, first, second, examples in clients:
+        piece = WidthSplitter((ratio,), ((first, second),), window).slice(LAYOUT, 0, seed % 17)
+        held = {name: shape for name, shape in piece.shapes.items() if name in LAYOUT.parameters}
+        part = {name: torch.randn(s, generator=generator, dtype=torch.float64) for name, s in held.items()}
+        accumulator.add(piece, part, weight=float(examples + 1))
+        weights.append(examples + 1)
+        for name in LAYOUT.parameters:
+            full = np.full(LAYOUT.shapes[name], np.nan)
+            if name in part:
+                at = [
+                    np.arange(n)[i] if isinstance(i, slice) else i.numpy()
+                    for i, n in zip(piece.index[name], LAYOUT.shapes[name], strict=True)
+                ]
+                full[np.ix_(*at)] = part[name].numpy()
+            dense[name].append(full)
+    covered = accumulator.mean()
+    for name, stack in dense.items():
+        values = np.stack(stack)
+        weight = np.array(weights, float).reshape(-1, *[1] * (values.ndim - 1)) * ~np.isnan(values)
+        total = weight.sum(0)
+        expected = np.divide((np.nan_to_num(values) * weight).sum(0), total, out=np.zeros_like(total), where=total > 0)
+        if name not in covered.values:
+            assert not total.any()
+            continue
+        np.testing.assert_allclose(covered.values[name].numpy(), expected, rtol=1e-12, atol=1e-12)
+        assert torch.equal(covered.weight[name].expand(values.shape[1:]), torch.from_numpy(total))
+
+
+def test_by_hand() -> None:
+    """Two clients hold channel 0 (updates 1 and 4, weights 1 and 3), one holds channel 1 (6): means 13/4 and 6."""
+    splitter = WidthSplitter((0.5, 1.0), ((1, 1), (1, 1)))
+    layout = make_model("tiny-resnet", width=0.25, shape=(1, 8, 8)).layout  # two channels in stage 1
+    narrow, wide = splitter.slice(layout, 0, 0), splitter.slice(layout, 1, 0)
+    accumulator = Accumulator(layout)
+    accumulator.add(narrow, {"bn1.weight": torch.tensor([1.0])}, weight=1)
+    accumulator.add(wide, {"bn1.weight": torch.tensor([4.0, 6.0])}, weight=3)
+    assert accumulator.mean().values["bn1.weight"].tolist() == [3.25, 6.0]
+    assert accumulator.mean().weight["bn1.weight"].tolist() == [4.0, 3.0]
+
+
+def test_whole_numbers_are_truncated() -> None:
+    """Counters 3, 4 and 4 average to 3.67, kept as 3."""
+    piece = WidthSplitter((1.0,), ((2, 2),)).slice(LAYOUT, 0, 0)
+    accumulator = Accumulator(LAYOUT)
+    for count in (3, 4, 4):
+        accumulator.add(piece, {"bn1.num_batches_tracked": torch.tensor(count)})
+    mean = accumulator.mean().values["bn1.num_batches_tracked"]
+    assert mean.dtype == torch.int64
+    assert int(mean) == 3
+
+
+def test_positions_held_by_nobody_keep_every_bit() -> None:
+    """Even a negative zero, which adding zero would turn into a positive one, and a NaN."""
+    splitter = WidthSplitter((0.5,), ((1, 1),))
+    piece = splitter.slice(LAYOUT, 0, 0)
+    accumulator = Accumulator(LAYOUT)
+    accumulator.add(piece, {"bn1.weight": torch.ones(4)})
+    state = {"bn1.weight": torch.tensor([1.0, 1, 1, 1, -0.0, float("nan"), 3e-45, 7])}
+    new = Change(update=accumulator.mean()).apply(state)
+    assert new["bn1.weight"][:4].tolist() == [2.0] * 4
+    assert torch.equal(new["bn1.weight"][4:].view(torch.int32), state["bn1.weight"][4:].view(torch.int32))
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, 2.0**22), (torch.float64, 2.0**22 + 0.5)])
+def test_precision_of_the_running_sum(dtype: torch.dtype, expected: float) -> None:
+    """(2^24 + 1 + 1 + 0) / 4: the ones are lost in a float32 sum and kept in a float64 one."""
+    piece = WidthSplitter((1.0,), ((2, 2),)).slice(LAYOUT, 0, 0)
+    accumulator = Accumulator(LAYOUT, dtype)
+    for value in (2.0**24, 1.0, 1.0, 0.0):
+        accumulator.add(piece, {"fc.bias": torch.full((10,), value)})
+    assert float(accumulator.mean().values["fc.bias"][0]) == expected

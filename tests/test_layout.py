@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from incofl.errors import LayoutError
+from incofl.layout import Axis, Layout
+from incofl.models import make_model
+
+
+def layout(**changes: object) -> Layout:
+    fields: dict[str, object] = {
+        "axes": {"w": (Axis("a", 2), None)},
+        "shapes": {"w": (2, 3)},
+        "stages": (),
+        "shallow": {},
+        "buffers": frozenset(),
+    }
+    return Layout(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_axes_must_agree_with_shapes() -> None:
+    with pytest.raises(LayoutError, match=r"'w' has shape \(3, 3\)"):
+        layout(shapes={"w": (3, 3)})
+    with pytest.raises(LayoutError, match="'w' has shape"):
+        layout(axes={"w": (None,)})
+
+
+def test_counterparts_must_have_one_shape() -> None:
+    with pytest.raises(LayoutError, match="must be parameters of one shape"):
+        layout(axes={"w": (None,), "v": (None,)}, shapes={"w": (2,), "v": (3,)}, shallow={"w": "v"})
+    with pytest.raises(LayoutError, match="must be parameters of one shape"):
+        layout(shallow={"missing": "gone"})
+
+
+def test_resnet_layout_covers_every_entry() -> None:
+    """Every channel dimension of every entry has a named axis; only kernels' extents and counters have none."""
+    found = make_model("resnet26", width=0.125).layout
+    for name, axes in found.axes.items():
+        named = sum(axis is not None for axis in axes)
+        assert named == min(len(found.shapes[name]), 2), name
+    assert found.depth == (3, 3, 3, 3)
+    assert found.blocks[:4] == ("layer1.0", "layer1.1", "layer1.2", "layer2.0")
+    assert found.block_of["layer4.2.bn2.running_var"] == "layer4.2"
+    assert found.block_of["fc.weight"] is None
+    assert "bn1.num_batches_tracked" in found.buffers
+    assert "bn1.weight" in found.parameters
+
+
+def test_block_names_are_not_confused_by_common_beginnings() -> None:
+    """blocks.1 is not a prefix of blocks.10 in the sense that matters."""
+    module = torch.nn.ModuleDict({"blocks": torch.nn.Sequential(*[torch.nn.Linear(1, 1) for _ in range(12)])})
+    found = Layout.of(module, {}, [[f"blocks.{i}" for i in range(12)]], {})
+    assert found.block_of["blocks.10.weight"] == "blocks.10"
+    assert found.block_of["blocks.1.weight"] == "blocks.1"
