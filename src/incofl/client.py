@@ -16,7 +16,17 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """How a client trains: the config section ``local``."""
+    """How a client trains: the config section ``local``.
+
+    Attributes:
+        epochs: passes over the client's data in a round.
+        batch_size: examples per step.
+        optimizer: ``adam`` or ``sgd``, new in every round.
+        lr: learning rate.
+        momentum: of SGD.
+        weight_decay: L2 penalty.
+        drop_last: leave out the last, partial batch of an epoch, as the paper's code does.
+    """
 
     epochs: int = 5
     batch_size: int = 64

@@ -34,7 +34,16 @@ UNBOUND = frozenset({"rounds", "data.root", "engine.workers"})
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which data, and who holds them."""
+    """Which data, and who holds them.
+
+    Attributes:
+        name: the data set (``incofl list datasets``).
+        root: the folder that holds its files; the embedded digits need none.
+        partition: ``dirichlet`` (label skew) or ``iid``.
+        alpha: concentration of the Dirichlet partition; small is very uneven, large is even.
+        clients: size of the population.
+        limit: use only so many training examples, drawn by the seed.
+    """
 
     name: str = "digits"
     root: str = "data"
@@ -46,7 +55,13 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The server model, named by the largest member of its family."""
+    """The server model, named by the largest member of its family.
+
+    Attributes:
+        name: the model (``incofl list models``).
+        width: multiplier of all channel numbers of the server model; left out, it suits the data set.
+        stem: of ResNets: ``imagenet`` (7x7, stride 2, pooling: the paper's), ``small`` (3x3), or what suits the data set.
+    """
 
     name: str = "resnet26"
     width: Annotated[float, Gt(0), Le(4)] | None = None
@@ -55,7 +70,15 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """The sizes of client models."""
+    """The sizes of client models.
+
+    Attributes:
+        kind: ``stage`` (first blocks of each stage), ``layer`` (first blocks of the model), ``hetero`` (narrower layers).
+        levels: how many sizes, or one entry per size from small to large: blocks per stage such as ``[1, 1, 2, 2]``
+            (stage), a number of blocks (layer), a share of the channels (hetero).
+        depth: of hetero splitting: ``full``, ``scaled`` (the same share of the blocks), or blocks per stage per level.
+        counts: clients of each level; left out, groups are equal. The first clients are the smallest.
+    """
 
     kind: Kind = "stage"
     levels: Count | tuple[int | float | tuple[int, ...], ...] = 5
@@ -65,7 +88,12 @@ class SplitConfig:
 
 @dataclass(frozen=True)
 class AggregateConfig:
-    """How the server averages."""
+    """How the server averages.
+
+    Attributes:
+        weighting: ``uniform`` over the clients that hold a position (the paper's code), or by ``samples``.
+        precision: of the running sums.
+    """
 
     weighting: Weighting = "uniform"
     precision: Literal["float32", "float64"] = "float32"
@@ -73,7 +101,12 @@ class AggregateConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Where turns are computed."""
+    """Where turns are computed.
+
+    Attributes:
+        workers: this version computes in one process: 1 or ``auto``.
+        device: torch device of the clients' training; devices other than ``cpu`` are untested.
+    """
 
     workers: Count | Literal["auto"] = "auto"
     device: str = "cpu"
@@ -81,17 +114,29 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """When the server model is evaluated; the last round always is."""
+    """When the server model is evaluated.
+
+    Attributes:
+        every: evaluate after every so many rounds; the last round always is.
+    """
 
     every: Count = 1
 
 
 @dataclass(frozen=True)
 class Config:
-    """A run, completely."""
+    """A run, completely.
+
+    Attributes:
+        seed: of every random stream: initial weights, partition, cohorts, batches, augmentation.
+        rounds: how many.
+        method: the method (``incofl list methods``).
+        cohort: clients per round: a count, or a ratio below 1.
+        buffers: batch-norm statistics: ``per-level`` (each size has its own) or ``average`` over all (the paper).
+    """
 
     seed: Annotated[int, Ge(0)] = 0
-    rounds: Count = 30
+    rounds: Count = 50
     method: str = "incoavg"
     cohort: Annotated[float, Gt(0)] = 0.25
     buffers: BufferPolicy = "per-level"
@@ -247,22 +292,22 @@ def _explain(problem: pydantic.ValidationError) -> str:
     while keys and dataclasses.is_dataclass(hint):
         path.append(keys.pop(0))
         hint = typing.get_type_hints(hint, include_extras=True)[path[-1]]
-    return f"{'.'.join(path)}: got {error['input']!r}, expected {_expected(hint)}"
+    return f"{'.'.join(path)}: got {error['input']!r}, expected {expected(hint)}"
 
 
-def _expected(hint: Any) -> str:
+def expected(hint: Any) -> str:
     """A type in the user's words."""
     origin = typing.get_origin(hint)
     if origin is Annotated:
         base, *bounds = typing.get_args(hint)
-        words = [_expected(base)]
+        words = [expected(base)]
         for bound in bounds:
             words += [f"{sign} {getattr(bound, attribute)}" for attribute, sign in _SIGNS if hasattr(bound, attribute)]
         return " ".join(words)
     if origin is Literal:
         return " or ".join(repr(choice) for choice in typing.get_args(hint))
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_expected(member) for member in typing.get_args(hint))
+        return " or ".join(expected(member) for member in typing.get_args(hint))
     if origin is tuple:
         return "a list"
     return {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "'none'"}.get(

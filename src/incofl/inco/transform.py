@@ -16,8 +16,20 @@ Record = dict[str, dict[str, float]]
 class InCo:
     """Replaces the update of every deep layer by its mix with the shallow layer of the same shape in its stage.
 
-    The fields are the arguments of ``mix``, and the config section ``inco``. ``reference`` chooses the pairs:
-    ``released`` as the model's layout names them after the authors' code, ``first-same-shape`` as the paper words it.
+    The fields are the arguments of ``mix``, and the config section ``inco``.
+
+    Attributes:
+        rule: ``released`` (what the authors' code does), ``algorithm1`` or ``theorem`` of the paper.
+        granularity: ``kernel`` (each k x k kernel of a convolution by itself) or ``tensor``.
+        normalise: mix unit vectors and scale by the mean norm; false: the ablation without normalisation.
+        optimise: weigh the shallow layer by theta; false: the ablation without optimisation.
+        theta_max: bound of the size of theta, or none.
+        clip: bound of the elements of a mixed update, or none.
+        eps: against division by zero, in alpha and in both norms.
+        guard_zero_reference: where the shallow update is zero leave the deep one as it is; false: halve it, as the
+            released code does.
+        reference: which layer is the shallow one: ``released`` (as the model's layout says after the authors' code) or
+            ``first-same-shape`` (as the paper words it).
     """
 
     rule: Rule = "released"

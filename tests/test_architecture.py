@@ -1,0 +1,74 @@
+"""The rooms of the house: imports point one way, and no room knows what belongs to another."""
+
+import ast
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "incofl"
+
+# Each room may import from the rooms above it in this list (and from itself).
+ORDER = [
+    ["errors"],
+    ["tensors"],
+    ["layout"],
+    ["split", "inco"],
+    ["aggregate"],
+    ["server", "client"],
+    ["method"],
+    ["methods", "models", "data"],
+    ["resources"],
+    ["config"],
+    ["devices"],
+    ["engine"],
+    ["display"],
+    ["cli"],
+]
+LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+
+
+def imports(path: Path) -> set[str]:
+    """The rooms that a file imports from."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("incofl.")}
+    return rooms
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def files() -> list[Path]:
+    return [path for path in sorted(SOURCE.rglob("*.py")) if room(path) not in ("__init__", "__main__")]
+
+
+def test_imports_point_one_way() -> None:
+    for path in files():
+        for other in imports(path) - {room(path)}:
+            assert LEVEL[other] < LEVEL[room(path)], f"{path.name} imports {other}"
+
+
+def test_every_room_is_in_the_order() -> None:
+    assert {room(path) for path in files()} == set(LEVEL)
+
+
+def test_inco_can_be_read_alone() -> None:
+    for path in (SOURCE / "inco").glob("*.py"):
+        assert imports(path) <= {"inco", "tensors", "layout", "errors"}
+
+
+def test_only_models_know_parameter_names() -> None:
+    """No condition on names such as conv1 or layer2 anywhere else."""
+    for path in files():
+        if room(path) != "models":
+            strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
+            words = [s for s in strings if isinstance(s, str) and s in ("conv1", "conv2", "bn1", "downsample", "fc")]
+            assert not words, path
+
+
+def test_no_file_is_much_beyond_300_lines() -> None:
+    assert {path.name: n for path in files() if (n := len(path.read_text().splitlines())) > 350} == {}
