@@ -60,7 +60,7 @@ class ModelConfig:
     Attributes:
         name: the model (``incofl list models``).
         width: multiplier of all channel numbers of the server model; left out, it suits the data set.
-        stem: of ResNets: ``imagenet`` (7x7, stride 2, pooling: the paper's), ``small`` (3x3), or what suits the data set.
+        stem: of ResNets: ``imagenet`` (7x7, stride 2, pooling: the paper's), ``small`` (3x3), or what suits the data.
     """
 
     name: str = "resnet26"
@@ -73,7 +73,7 @@ class SplitConfig:
     """The sizes of client models.
 
     Attributes:
-        kind: ``stage`` (first blocks of each stage), ``layer`` (first blocks of the model), ``hetero`` (narrower layers).
+        kind: ``stage`` (first blocks of each stage), ``layer`` (first blocks of all), ``hetero`` (narrower layers).
         levels: how many sizes, or one entry per size from small to large: blocks per stage such as ``[1, 1, 2, 2]``
             (stage), a number of blocks (layer), a share of the channels (hetero).
         depth: of hetero splitting: ``full``, ``scaled`` (the same share of the blocks), or blocks per stage per level.

@@ -110,7 +110,7 @@ def test_a_crash_at_any_step_loses_nothing(
 
 
 COMMAND = [sys.executable, "-m", "incofl", "run"]
-SMALL = [
+SMALL: list[str] = [
     *("--set", "data.clients=10", "--set", "data.limit=300", "--set", "cohort=4", "--set", "split.levels=3"),
     *("--set", "model.name=tiny-resnet", "--set", "local.epochs=1", "--set", "rounds=12"),
 ]
@@ -126,17 +126,19 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) -> 
 
 def test_sigkill_at_several_moments(tmp_path: Path) -> None:
     """A real process, killed without warning again and again; the final weights equal those of an undisturbed run."""
-    subprocess.run([*COMMAND, *SMALL, "--out", tmp_path / "whole", "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*COMMAND, *SMALL, "--out", str(tmp_path / "whole"), "--quiet"], check=True, stdout=subprocess.DEVNULL
+    )
     folder = tmp_path / "killed"
     kills = 0
     for lines, delay in ((0, 0.3), (1, 0.0), (3, 0.004), (5, 0.02), (8, 0.05), (10, 0.001)):
-        process = subprocess.Popen([*COMMAND, *SMALL, "--out", folder, "--resume"], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([*COMMAND, *SMALL, "--out", str(folder), "--resume"], stdout=subprocess.DEVNULL)
         wait_for_lines(folder / "metrics.jsonl", lines, process)
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
         kills += process.wait() == -signal.SIGKILL
     assert kills >= 4
-    subprocess.run([*COMMAND, "--out", folder, "--resume"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*COMMAND, "--out", str(folder), "--resume"], check=True, stdout=subprocess.DEVNULL)
     assert final_state(folder) == final_state(tmp_path / "whole")
     assert comparable(folder) == comparable(tmp_path / "whole")
 
@@ -144,7 +146,7 @@ def test_sigkill_at_several_moments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_cleanly_and_can_be_resumed(tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "r"
-    command = [*COMMAND, *SMALL, "--set", "rounds=400", "--out", folder]
+    command = [*COMMAND, *SMALL, "--set", "rounds=400", "--out", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wait_for_lines(folder / "metrics.jsonl", 2, process)
     process.send_signal(number)
@@ -154,7 +156,7 @@ def test_ctrl_c_ends_cleanly_and_can_be_resumed(tmp_path: Path, number: signal.S
     assert "finished round(s) are saved, continue with: incofl run --resume --out" in errors.decode()
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     done = len(comparable(folder))
-    finish = [*COMMAND, "--out", folder, "--resume", "--set", f"rounds={done + 1}"]
+    finish = [*COMMAND, "--out", str(folder), "--resume", "--set", f"rounds={done + 1}"]
     subprocess.run(finish, check=True, stdout=subprocess.DEVNULL)
     assert len(comparable(folder)) == done + 1
 

@@ -21,7 +21,7 @@ def kernel(value: float) -> Tensor:
 
 def oracle(deep: Tensor, shallow: Tensor, **options: Any) -> Tensor:
     """The three rules over plain Python floats, one unit at a time, straight from the definitions."""
-    o = {
+    o: dict[str, Any] = {
         "rule": "released",
         "granularity": "kernel",
         "normalise": True,

@@ -36,7 +36,7 @@ def plain_fedavg(federation: Federation, rounds: int, cohort: int) -> Tensors:
                 data.train, federation.partition[job.client], data.pipeline, federation.local, rng
             ):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
+                nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             for name, value in model.state_dict().items():
                 sums[name] += value - weights[name] if name in layout.parameters else value

@@ -133,7 +133,7 @@ def test_levels_that_do_not_fit(resnet: Layout, kind: Any, levels: Any, depth: A
 def test_slices_nest(resnet: Layout) -> None:
     """A smaller level holds a part of what a larger one holds, so the server model is consistent."""
     for kind in ("stage", "hetero"):
-        splitter = make_splitter(resnet, kind, 5)  # type: ignore[arg-type]
+        splitter = make_splitter(resnet, kind, 5)
         sizes = [splitter.slice(resnet, level, 0).num_elements for level in range(5)]
         assert sizes == sorted(sizes)
         assert sizes[-1] == sum(math.prod(shape) for shape in resnet.shapes.values())

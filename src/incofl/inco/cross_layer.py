@@ -1,7 +1,7 @@
 """Components 2 and 3 of the paper on one pair of layers: cross-layer mixing, normalisation, projection.
 
 g_k is the aggregated update of a deep layer, g_0 that of its shallow counterpart (the paper calls them gradients; here
-an update is always new minus old, to be added). With the norms N_k, N_0 and the inner products of Theorem 3.1,
+an update is always new minus old, to be added). With the norms N_k, N_0 and, as in the theorem of section 3.3,
 
     alpha = <g_0, g_0>,    beta = <g_0, g_k>,    theta = beta / alpha,
 

@@ -1,0 +1,81 @@
+"""Draws the pictures of README and docs from run folders and committed results.
+
+usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accuracy by level over the rounds of one run
+       python docs/pictures.py buffers               docs/images/buffers-*.png: from experiments/results/buffers-*.json
+"""
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+HERE = Path(__file__).parent
+IMAGES = HERE / "images"
+RESULTS = HERE.parent / "experiments" / "results"
+# Okabe and Ito's colours: distinguishable with any colour vision.
+COLOURS = ["#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00"]
+mpl.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3})
+
+
+def save(figure: Figure, name: str) -> None:
+    """Writes docs/images/NAME."""
+    IMAGES.mkdir(exist_ok=True)
+    figure.savefig(IMAGES / name, dpi=110, bbox_inches="tight")
+
+
+def demo(folder: Path) -> None:
+    """Accuracy of each level, and their mean, over the rounds."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rounds = [row["round"] for row in rows]
+    levels = np.array([row["accuracy_by_level"] for row in rows])
+    names = ["ResNet10", "ResNet14", "ResNet18", "ResNet22", "ResNet26"]
+    figure = Figure(figsize=(7.5, 3.6))
+    axes = figure.subplots()
+    for level, (name, colour) in enumerate(zip(names, COLOURS, strict=True)):
+        axes.plot(rounds, levels[:, level], color=colour, lw=1.4, label=name)
+    axes.plot(rounds, levels.mean(1), color="black", lw=2.4, label="mean")
+    axes.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1))
+    axes.set_title("make demo: five sizes of one network, digits, Dirichlet 0.5, incoavg", loc="left", fontsize=10)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    save(figure, "demo.png")
+
+
+def buffers(data: str) -> None:
+    """Mean over the levels, and the smallest level, under both policies with and without InCo; bands span the seeds."""
+    runs: list[dict[str, Any]] = json.loads((RESULTS / f"buffers-{data}.json").read_text())
+    curves: dict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
+    for run in runs:
+        curves[run["buffers"], run["method"]].append(np.array([row["accuracy_by_level"] for row in run["rows"]]))
+    rounds = [row["round"] for row in runs[0]["rows"]]
+    figure = Figure(figsize=(9, 3.4))
+    panels = figure.subplots(1, 2, sharey=True)
+    styles = {"average": ("#D55E00", "average"), "per-level": ("#0072B2", "per-level")}
+    for axes, title, smallest in ((panels[0], "mean of the five levels", False), (panels[1], "smallest level", True)):
+        for (policy, method), stack in sorted(curves.items()):
+            by_level = np.stack(stack)  # (seeds, evaluations, levels)
+            values = by_level[:, :, 0] if smallest else by_level.mean(2)
+            colour, label = styles[policy]
+            line = "-" if method == "incoavg" else "--"
+            axes.plot(rounds, values.mean(0), line, color=colour, lw=1.8, label=f"{method}, {label}")
+            axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.08, lw=0)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlabel("round")
+    panels[0].set_ylabel("test accuracy")
+    panels[1].legend(frameon=False, fontsize=8, loc="lower right")
+    save(figure, f"buffers-{data}.png")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["demo", folder]:
+            demo(Path(folder))
+        case ["buffers"]:
+            for path in sorted(RESULTS.glob("buffers-*.json")):
+                buffers(path.stem.removeprefix("buffers-"))
+        case _:
+            sys.exit(__doc__)
