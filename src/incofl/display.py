@@ -106,7 +106,7 @@ def result_table(federation: Federation, rows: list[Row], summary: dict[str, Any
         table.add_column(heading, justify="right")
     table.add_column("rounds", justify="left")
     evaluated = [row for row in rows if row["accuracy"] is not None]
-    shown = evaluated[:: max(1, len(evaluated) // 40)]
+    shown = evaluated[:: -(-len(evaluated) // 16)]  # the table fits a terminal of 80 columns
     for position, level in enumerate(summary["levels"]):
         cost = federation.costs[level]
         clients = sum(federation.level_of(client) == level for client in range(len(federation.levels)))

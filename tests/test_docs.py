@@ -1,0 +1,83 @@
+"""What the documents say is what the code does."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from incofl.config import load_config
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_readme_prints_the_round_function_unabridged() -> None:
+    source = (ROOT / "src" / "incofl" / "engine" / "round.py").read_text()
+    start = source.index("def run_round")
+    function = source[start : source.index("\n\n\n", start)]
+    assert function in python_blocks(README)[1]
+
+
+def test_readme_prints_the_quickstart() -> None:
+    quickstart = (ROOT / "examples" / "quickstart.py").read_text()
+    assert python_blocks(README)[0].strip() == quickstart.partition('"""\n\n')[2].strip()
+
+
+@pytest.mark.parametrize("name", ["inco_by_hand", "own_method", "quickstart"])
+def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As they stand, but with fewer rounds where rounds cost time."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / f"{name}.py"
+    source = (ROOT / "examples" / f"{name}.py").read_text()
+    path.write_text(source.replace('"rounds": 10', '"rounds": 1').replace("range(5)", "range(1)"))
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.count("\n") >= 1
+
+
+def test_the_method_of_contributing_works() -> None:
+    """With an infinite bound it is heteroavg, bit for bit; with a small one it is not."""
+    import dataclasses
+    import sys
+    import types
+
+    import torch
+
+    from tests.federations import run_rounds, tiny_federation
+
+    module = types.ModuleType("clippedavg")
+    sys.modules["clippedavg"] = module
+    (block,) = python_blocks((ROOT / "CONTRIBUTING.md").read_text())
+    assert block.count("\n") <= 40
+    exec(block, module.__dict__)
+    federation = tiny_federation("method=heteroavg")
+    expected = run_rounds(federation, 2)[-1].shared
+
+    def result(bound: float) -> dict[str, torch.Tensor]:
+        method = dataclasses.replace(module.clippedavg, client=module.Clipped(bound))
+        return run_rounds(dataclasses.replace(federation, method=method), 2)[-1].shared
+
+    assert all(torch.equal(result(float("inf"))[n], expected[n]) for n in expected)
+    assert any(not torch.equal(result(1e-3)[n], expected[n]) for n in expected)
+
+
+def test_config_reference_is_current() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "reference.py"))["reference"]()
+    assert (ROOT / "docs" / "config.md").read_text() == page, "run: python docs/reference.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_configs_are_valid() -> None:
+    for path in sorted((ROOT / "experiments").glob("*.toml")):
+        load_config(path)
