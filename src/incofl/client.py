@@ -1,6 +1,6 @@
 """A client's turn: the only local training loop, with its hooks, and the evaluation of a model."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from incofl.errors import ConfigError
-from incofl.tensors import Tensors, clone, subtract
+from incofl.tensors import Tensors
 
 Batch = tuple[Tensor, Tensor]
 
@@ -97,9 +97,17 @@ class Trained:
 
 
 def train(
-    model: nn.Module, received: Tensors, batches: Iterable[Batch], rule: ClientRule, settings: LocalSettings
+    model: nn.Module,
+    received: Tensors,
+    batches: Iterable[Batch],
+    rule: ClientRule,
+    settings: LocalSettings,
+    into: Tensors | None = None,
 ) -> Trained:
-    """One client's local training, from the received weights, on batches it draws lazily."""
+    """One client's local training, from the received weights, on batches it draws lazily.
+
+    The update and the new buffers are written ``into`` the given tensors, or into new ones on the CPU.
+    """
     # load_state_dict copies into the model, so `received` stays what was sent however the model moves.
     model.load_state_dict(received)
     model.train()
@@ -116,24 +124,38 @@ def train(
         local.steps += 1
         total += loss.detach() * len(y)
         examples += len(y)
-    return Trained(
-        update=subtract(dict(model.named_parameters()), received),
-        buffers=clone(dict(model.named_buffers())),
-        steps=local.steps,
-        loss=float(total) / max(examples, 1),
-    )
+    into = {name: torch.empty(v.shape, dtype=v.dtype) for name, v in received.items()} if into is None else into
+    update = {name: into[name] for name, _ in model.named_parameters()}
+    buffers = {name: into[name] for name, _ in model.named_buffers()}
+    for name, value in model.state_dict().items():
+        into[name].copy_(value - received[name] if name in update else value)
+    return Trained(update, buffers, local.steps, float(total) / max(examples, 1))
 
 
 @dataclass(frozen=True)
 class Score:
-    """Quality of a model on a test set."""
+    """Right answers and summed cross-entropy of a model on test examples; scores of parts of a test set add up."""
 
-    accuracy: float
-    loss: float
+    correct: int
+    loss_sum: float
+    examples: int
+
+    def __add__(self, other: "Score") -> "Score":
+        return Score(self.correct + other.correct, self.loss_sum + other.loss_sum, self.examples + other.examples)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right answers."""
+        return self.correct / self.examples
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy."""
+        return self.loss_sum / self.examples
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, state: Tensors, batches: Iterator[Batch]) -> Score:
+def evaluate(model: nn.Module, state: Tensors, batches: Iterable[Batch]) -> Score:
     """Accuracy and mean cross-entropy over all examples; no partial batch is dropped."""
     model.load_state_dict(state)
     model.eval()
@@ -143,4 +165,4 @@ def evaluate(model: nn.Module, state: Tensors, batches: Iterator[Batch]) -> Scor
         correct += int((logits.argmax(1) == y).sum())
         loss += float(functional.cross_entropy(logits, y, reduction="sum"))
         examples += len(y)
-    return Score(correct / examples, loss / examples)
+    return Score(correct, loss, examples)

@@ -104,7 +104,7 @@ class EngineConfig:
     """Where turns are computed.
 
     Attributes:
-        workers: this version computes in one process: 1 or ``auto``.
+        workers: processes that train clients, each on one core; 1: in this process; ``auto``: what is fastest.
         device: torch device of the clients' training; devices other than ``cpu`` are untested.
     """
 
@@ -162,10 +162,6 @@ class Config:
         if self.split.counts is not None and sum(self.split.counts) != self.data.clients:
             raise ConfigError(
                 f"split.counts: got {sum(self.split.counts)} clients, expected data.clients = {self.data.clients}"
-            )
-        if self.engine.workers not in (1, "auto"):
-            raise ConfigError(
-                f"engine.workers: got {self.engine.workers}, expected 1 or 'auto': this version computes in one process"
             )
         model = dataclasses.replace(
             self.model,

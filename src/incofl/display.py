@@ -9,7 +9,6 @@ from rich.table import Table
 from incofl.config import Config
 from incofl.engine.federation import Federation
 from incofl.engine.records import Row
-from incofl.method import Upload
 from incofl.resources import Cost, human
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -65,7 +64,7 @@ class RunDisplay:
         if rows:
             self._print(f"resumed after round {len(rows)}")
 
-    def uploaded(self, upload: Upload) -> None:
+    def uploaded(self, client: int) -> None:
         """One client more."""
         self._live.advance(self._clients)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from incofl.engine.executor import Executor
+from incofl.engine.executor import Executor, Lost
 from incofl.engine.federation import Job
 from incofl.errors import UploadError
 from incofl.method import Method, Record, Upload
@@ -32,13 +32,16 @@ class Tally:
     loss_sum: float = 0.0
     examples: int = 0
     records: dict[str, Record] = field(default_factory=dict)
-    on_upload: Callable[[Upload], None] = lambda upload: None
+    on_upload: Callable[[int], None] = lambda client: None
 
-    def accept(self, uploads: Iterator[Upload]) -> Iterator[Upload]:
+    def accept(self, uploads: Iterator[Upload | Lost]) -> Iterator[Upload]:
         """Passes on the uploads that can be aggregated; the others are rejected, with the reason."""
         for upload in uploads:
-            self.on_upload(upload)
+            self.on_upload(upload.client)
             self.clients.append(upload.client)
+            if isinstance(upload, Lost):
+                self.rejected.append({"client": upload.client, "reason": f"client {upload.client}: {upload.reason}"})
+                continue
             size = num_bytes(upload.update) + num_bytes(upload.buffers)
             self.bytes_up += size
             self.bytes_down += size

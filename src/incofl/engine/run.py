@@ -1,5 +1,6 @@
 """A run: rounds, evaluation, records, a checkpoint after each round, and its resumption bit for bit."""
 
+import os
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,10 +13,14 @@ from incofl.engine.build import build
 from incofl.engine.checkpoint import Identity, load_checkpoint, save_checkpoint, write_json
 from incofl.engine.executor import Executor, InProcess
 from incofl.engine.federation import Federation
+from incofl.engine.processes import WorkerProcesses
 from incofl.engine.records import Row, RunFolder, summarise
 from incofl.engine.round import Tally, run_round
-from incofl.method import Upload
 from incofl.server import Server
+
+
+# About ten seconds of training on one core: four times what starting worker processes takes.
+WORTH_WORKERS = 1.5e11
 
 
 class Progress(Protocol):
@@ -25,7 +30,7 @@ class Progress(Protocol):
         """Before the first round of this process; ``rows`` are the rounds finished earlier."""
         ...
 
-    def uploaded(self, upload: Upload) -> None:
+    def uploaded(self, client: int) -> None:
         """A client of the current round is done."""
         ...
 
@@ -40,7 +45,7 @@ class Silent:
     def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
         """Nothing."""
 
-    def uploaded(self, upload: Upload) -> None:
+    def uploaded(self, client: int) -> None:
         """Nothing."""
 
     def finished_round(self, row: Row) -> None:
@@ -72,7 +77,7 @@ def run(config: Config, out: str | Path, *, resume: bool = False, progress: Prog
     progress.started(config, federation, rows)
 
     status = "interrupted"
-    executor: Executor = InProcess(federation)
+    executor = make_executor(config, federation, config.rounds - server.round)
     try:
         while server.round < config.rounds:
             server, row = _round(config, federation, server, executor, progress)
@@ -82,9 +87,27 @@ def run(config: Config, out: str | Path, *, resume: bool = False, progress: Prog
             progress.finished_round(row)
         status = "done"
     finally:
+        executor.close()
         summary = summarise(rows, config, federation.levels_in_use, status)
         write_json(folder.summary, summary)
     return summary
+
+
+def make_executor(config: Config, federation: Federation, rounds: int) -> Executor:
+    """Worker processes where they pay for their start, one per core; this process otherwise."""
+    workers = config.engine.workers
+    if workers == "auto":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        worth_it = _training_macs(federation, config.cohort_size) * rounds > WORTH_WORKERS
+        workers = min(cores, config.cohort_size) if worth_it else 1
+    return WorkerProcesses(federation, workers) if workers > 1 else InProcess(federation)
+
+
+def _training_macs(federation: Federation, cohort: int) -> float:
+    """Multiply-accumulates of an average round; a training step costs about three forward passes."""
+    mean_macs = float(np.mean([federation.costs[level].macs for level in federation.levels_in_use]))
+    mean_examples = len(federation.data.train) / len(federation.partition)
+    return 3 * mean_macs * mean_examples * federation.local.epochs * cohort
 
 
 def _round(

@@ -1,0 +1,65 @@
+"""Tensors in memory that several processes share: written by one, read by others, without copies or messages."""
+
+import math
+import mmap
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from incofl.tensors import Tensors
+
+_ALIGNMENT = 64  # a cache line
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies in an arena."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Arena:
+    """A block of shared memory, reached through a file descriptor that child processes inherit.
+
+    The file behind it has no name: it disappears with the last process that has it open, however that one ends.
+    """
+
+    def __init__(self, num_bytes: int = 0, fd: int | None = None) -> None:
+        """Makes a new block of ``num_bytes``, or opens the one behind an inherited ``fd``."""
+        self._file = None
+        if fd is None:
+            memory = Path("/dev/shm")
+            self._file = tempfile.TemporaryFile(dir=memory if memory.is_dir() else None)
+            self._file.truncate(max(num_bytes, _ALIGNMENT))
+            fd = self._file.fileno()
+        self.fd = fd
+        self._bytes = torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8)
+
+    def view(self, entry: Entry) -> Tensor:
+        """The tensor at an entry."""
+        flat = self._bytes[entry.offset : entry.offset + entry.num_bytes].view(entry.dtype)
+        return flat.view(entry.shape)
+
+    def views(self, entries: Mapping[str, Entry]) -> Tensors:
+        """All tensors of a table of entries."""
+        return {name: self.view(entry) for name, entry in entries.items()}
+
+
+def place(tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]], start: int = 0) -> tuple[dict[str, Entry], int]:
+    """A table of entries for tensors laid out one after the other, and where the next would start."""
+    table: dict[str, Entry] = {}
+    for name, shape, dtype in tensors:
+        table[name] = Entry(start, tuple(shape), dtype)
+        start += -(-table[name].num_bytes // _ALIGNMENT) * _ALIGNMENT
+    return table, start

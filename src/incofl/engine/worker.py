@@ -1,0 +1,82 @@
+"""Computes single turns: a client's training, or the evaluation of a level on a part of the test set.
+
+The same code runs in this process and in worker processes, always with one torch thread: sums of floats depend on how
+they are divided over threads, and a turn must give the same bits everywhere.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from incofl.client import Score, Trained, evaluate, train
+from incofl.data import Images, eval_batches, local_batches
+from incofl.engine.federation import Federation, Job
+from incofl.engine.seeds import Purpose, torch_rng
+from incofl.server import Server
+from incofl.split import submodel
+from incofl.tensors import Tensors
+
+EVAL_CHUNK = 2_000  # test examples of one evaluation job: small enough to spread, large enough to be worth a message
+
+
+@dataclass(frozen=True)
+class EvalJob:
+    """The evaluation of a level on the test examples from ``start`` on."""
+
+    level: int
+    start: int
+
+
+class Worker:
+    """Computes turns. Sub-models are built once per level and used again."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._modules: dict[int, nn.Module] = {}
+
+    def train(self, server: Server, job: Job, into: Tensors | None = None) -> Trained:
+        """One client's turn: cut its slice out of the server, train, and write the difference ``into`` tensors."""
+        f = self._federation
+        received = self._on_device(f.slice(job.level, job.round).take(server.state(job.level)))
+        rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
+        batches = local_batches(f.data.train, f.partition[job.client], f.data.pipeline, f.local, rng)
+        on_device = ((self._input(x), y.to(f.device)) for x, y in batches)
+        with one_thread():
+            return train(self._module(job.level, job.round), received, on_device, f.method.client, f.local, into)
+
+    def evaluate(self, server: Server, job: EvalJob) -> Score:
+        """The score of a level's sub-model on a part of the test set."""
+        f = self._federation
+        state = self._on_device(f.slice(job.level, server.round).take(server.state(job.level)))
+        test, end = f.data.test, job.start + EVAL_CHUNK
+        part = Images(test.x[job.start : end], test.y[job.start : end])
+        batches = ((self._input(x), y.to(f.device)) for x, y in eval_batches(part, f.data.pipeline))
+        with one_thread():
+            return evaluate(self._module(job.level, server.round), state, batches)
+
+    def _module(self, level: int, round: int) -> nn.Module:
+        if level not in self._modules:
+            f = self._federation
+            module = submodel(f.model.template, f.model.layout, f.slice(level, round))
+            self._modules[level] = module.to(f.device, memory_format=torch.channels_last)
+        return self._modules[level]
+
+    def _input(self, x: Tensor) -> Tensor:
+        return x.to(self._federation.device, memory_format=torch.channels_last)
+
+    def _on_device(self, state: Tensors) -> Tensors:
+        return {name: value.to(self._federation.device) for name, value in state.items()}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread inside, the previous number afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
