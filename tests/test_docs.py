@@ -30,7 +30,9 @@ def test_readme_prints_the_quickstart() -> None:
 
 
 @pytest.mark.parametrize("name", ["inco_by_hand", "own_method", "quickstart"])
-def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As they stand, but with fewer rounds where rounds cost time."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / f"{name}.py"

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -115,7 +116,7 @@ def plan(
     chosen = assign(fleet, levels) if fleet else []
     if fleet:
         resolved = _with_fleet(resolved, fleet, chosen, len(levels))
-    clients = client_levels(resolved, len(levels))
+    clients = client_levels(resolved, len(levels)).counts
     model = resolved.model
     title = f"{model.name} at width {model.width:g}, {resolved.split.kind} splitting, {resolved.data.name}"
     if as_json:
@@ -123,8 +124,7 @@ def plan(
         return
     console = make_console()
     console.print(plan_table(title, levels, clients))
-    mean = sum(levels[level].parameters for level in clients) / len(clients)
-    console.print(f"mean over the {len(clients)} clients: {human(mean)} parameters")
+    console.print(f"mean over the {sum(clients)} clients: {human(_mean_parameters(levels, clients))} parameters")
     if fleet:
         console.print(_fleet_table(fleet, chosen, levels))
         console.print(f"to run it: incofl run ... --devices {escape(str(devices))}", soft_wrap=True)
@@ -190,7 +190,7 @@ def _with_fleet(config: Config, fleet: list[DeviceClass], chosen: list[int], num
 
 
 def _plan_json(
-    config: Config, levels: list[Cost], clients: list[int], fleet: list[DeviceClass], chosen: list[int]
+    config: Config, levels: list[Cost], clients: Sequence[int], fleet: list[DeviceClass], chosen: list[int]
 ) -> dict[str, Any]:
     result: dict[str, Any] = {
         "model": config.model.name,
@@ -198,14 +198,18 @@ def _plan_json(
         "stem": config.model.stem,
         "data": config.data.name,
         "split": config.split.kind,
-        "levels": [dataclasses.asdict(cost) | {"clients": clients.count(cost.level)} for cost in levels],
-        "mean_parameters": sum(levels[level].parameters for level in clients) / len(clients),
+        "levels": [dataclasses.asdict(cost) | {"clients": clients[cost.level]} for cost in levels],
+        "mean_parameters": _mean_parameters(levels, clients),
     }
     if fleet:
         result["devices"] = [
             dataclasses.asdict(device) | {"level": level} for device, level in zip(fleet, chosen, strict=True)
         ]
     return result
+
+
+def _mean_parameters(levels: list[Cost], clients: Sequence[int]) -> float:
+    return sum(cost.parameters * count for cost, count in zip(levels, clients, strict=True)) / sum(clients)
 
 
 def _fleet_table(fleet: list[DeviceClass], chosen: list[int], levels: list[Cost]) -> Table:

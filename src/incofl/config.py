@@ -39,18 +39,21 @@ class DataConfig:
     Attributes:
         name: the data set (``incofl list datasets``).
         root: the folder that holds its files; the embedded digits need none.
-        partition: ``dirichlet`` (label skew) or ``iid``.
+        partition: ``dirichlet`` (label skew), ``iid``, or ``virtual``: a population of any size whose clients draw
+            ``examples`` examples each from the data set, with a Dirichlet label mix of their own.
         alpha: concentration of the Dirichlet partition; small is very uneven, large is even.
         clients: size of the population.
         limit: use only so many training examples, drawn by the seed.
+        examples: of each client of a virtual partition.
     """
 
     name: str = "digits"
     root: str = "data"
-    partition: Literal["iid", "dirichlet"] = "dirichlet"
+    partition: Literal["iid", "dirichlet", "virtual"] = "dirichlet"
     alpha: Annotated[float, Gt(0)] = 0.5
     clients: Count = 20
     limit: Count | None = None
+    examples: Count = 100
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What a person sees: the live display of a run, plain lines where there is no terminal, and tables."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -108,7 +109,7 @@ def result_table(federation: Federation, rows: list[Row], summary: dict[str, Any
     shown = evaluated[:: -(-len(evaluated) // 16)]  # the table fits a terminal of 80 columns
     for position, level in enumerate(summary["levels"]):
         cost = federation.costs[level]
-        clients = sum(federation.level_of(client) == level for client in range(len(federation.levels)))
+        clients = federation.clients_by_level[level]
         table.add_row(
             *(str(level), _blocks(cost), f"{cost.width:g}", human(cost.parameters), str(clients)),
             f"{summary['accuracy_by_level'][position]:.3f}",
@@ -119,7 +120,7 @@ def result_table(federation: Federation, rows: list[Row], summary: dict[str, Any
     return table
 
 
-def plan_table(title: str, levels: list[Cost], clients: list[int]) -> Table:
+def plan_table(title: str, levels: list[Cost], clients: Sequence[int]) -> Table:
     """What each level costs."""
     table = Table(title=title, title_justify="left")
     headings = (
@@ -139,7 +140,7 @@ def plan_table(title: str, levels: list[Cost], clients: list[int]) -> Table:
         table.add_row(
             *(str(cost.level), _blocks(cost), f"{cost.width:g}", human(cost.parameters), human(cost.macs)),
             *(human(cost.bytes_down, "B"), human(cost.bytes_up, "B"), human(cost.memory, "B")),
-            str(clients.count(cost.level)),
+            str(clients[cost.level]),
         )
     return table
 

@@ -2,7 +2,7 @@
 
 from incofl.data.batches import eval_batches, local_batches
 from incofl.data.images import DATASETS, Dataset, Images, find_source, load_dataset
-from incofl.data.partition import make_partition
+from incofl.data.partition import VirtualPartition, make_partition
 from incofl.data.pipeline import Pipeline
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Dataset",
     "Images",
     "Pipeline",
+    "VirtualPartition",
     "eval_batches",
     "find_source",
     "load_dataset",

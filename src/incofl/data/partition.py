@@ -1,6 +1,7 @@
-"""Who holds which training examples: ``iid``, or ``dirichlet`` label skew as in the paper and NIID-Bench."""
+"""Who holds which training examples: ``iid``, ``dirichlet`` label skew as in the paper and NIID-Bench, or ``virtual``."""
 
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, overload
 
 import numpy as np
 import torch
@@ -8,12 +9,15 @@ from torch import Tensor
 
 from incofl.errors import DataError
 
-Kind = Literal["iid", "dirichlet"]
+Kind = Literal["iid", "dirichlet", "virtual"]
+Stream = Callable[[int], np.random.Generator]  # a client's own random stream
 LEAST_EXAMPLES = 10  # the paper redraws until every client has as many
 MOST_DRAWS = 2_000
 
 
-def make_partition(labels: Tensor, clients: int, kind: Kind, alpha: float, rng: np.random.Generator) -> list[Tensor]:
+def make_partition(
+    labels: Tensor, clients: int, kind: Literal["iid", "dirichlet"], alpha: float, rng: np.random.Generator
+) -> list[Tensor]:
     """For each client the indices of its examples; every index is given to exactly one client."""
     if clients > len(labels):
         raise DataError(f"data.clients: got {clients}, expected at most {len(labels)}, the number of training examples")
@@ -22,6 +26,38 @@ def make_partition(labels: Tensor, clients: int, kind: Kind, alpha: float, rng: 
     else:
         parts = _dirichlet(labels.numpy(), clients, alpha, rng)
     return [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
+
+
+class VirtualPartition(Sequence[Tensor]):
+    """A population of any size over a fixed pool of examples; a client costs nothing until it is asked for.
+
+    Each client has ``examples`` examples: a label mix p ~ Dirichlet(alpha), then examples of those labels, all drawn from
+    a stream that follows from (seed, client). Clients may share examples.
+    """
+
+    def __init__(self, labels: Tensor, clients: int, alpha: float, examples: int, stream: Stream) -> None:
+        self._members = [torch.nonzero(labels == c).flatten().numpy() for c in range(int(labels.max()) + 1)]
+        self._clients, self._alpha, self._examples, self._stream = clients, alpha, examples, stream
+
+    def __len__(self) -> int:
+        return self._clients
+
+    @overload
+    def __getitem__(self, client: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, client: slice) -> list[Tensor]: ...
+
+    def __getitem__(self, client: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(client, slice):
+            return [self[c] for c in range(*client.indices(len(self)))]
+        if not 0 <= client < len(self):
+            raise IndexError(client)
+        rng = self._stream(client)
+        shares = rng.dirichlet(np.full(len(self._members), self._alpha))
+        counts = rng.multinomial(self._examples, shares)
+        drawn = [rng.choice(own, count) for own, count in zip(self._members, counts, strict=True) if count]
+        return torch.from_numpy(np.concatenate(drawn))
 
 
 def _dirichlet(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:

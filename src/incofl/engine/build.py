@@ -1,14 +1,17 @@
 """From a config to the federation it describes."""
 
 import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 from torch import Tensor
 
 from incofl.config import Config
-from incofl.data import Dataset, find_source, load_dataset, make_partition
-from incofl.engine.federation import Federation
+from incofl.data import Dataset, VirtualPartition, find_source, load_dataset, make_partition
+from incofl.engine.federation import ClientLevels, Federation
 from incofl.engine.seeds import Purpose, numpy_rng, seed_of
 from incofl.errors import ConfigError
 from incofl.inco import InCo
@@ -57,20 +60,24 @@ def build_data(config: Config) -> Dataset:
     return load_dataset(config.data.name, Path(config.data.root), config.data.limit, seed)
 
 
-def build_partition(config: Config, data: Dataset) -> list[Tensor]:
+def build_partition(config: Config, data: Dataset) -> Sequence[Tensor]:
     """Who holds which examples."""
-    rng = numpy_rng(config.seed, Purpose.PARTITION)
-    return make_partition(data.train.y, config.data.clients, config.data.partition, config.data.alpha, rng)
+    labels, c = data.train.y, config.data
+    if c.partition == "virtual":
+        stream = functools.partial(numpy_rng, config.seed, Purpose.PARTITION, 0)
+        return VirtualPartition(labels, c.clients, c.alpha, c.examples, stream)
+    return make_partition(labels, c.clients, c.partition, c.alpha, numpy_rng(config.seed, Purpose.PARTITION))
 
 
-def client_levels(config: Config, num_levels: int) -> list[int]:
+def client_levels(config: Config, num_levels: int) -> ClientLevels:
     """The level of each client: contiguous groups, the smallest first; equal unless ``split.counts`` says otherwise."""
     clients, counts = config.data.clients, config.split.counts
     if counts is None:
-        return [client * num_levels // clients for client in range(clients)]
+        firsts = [-(-level * clients // num_levels) for level in range(num_levels + 1)]
+        return ClientLevels(tuple(after - first for first, after in itertools.pairwise(firsts)))
     if len(counts) != num_levels:
         raise ConfigError(f"split.counts: got {len(counts)} numbers, expected {num_levels}, one per level")
-    return [level for level, count in enumerate(counts) for _ in range(count)]
+    return ClientLevels(counts)
 
 
 def build(config: Config, partition: list[Tensor] | None = None) -> Federation:

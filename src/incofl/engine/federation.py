@@ -1,5 +1,7 @@
 """A federation: everything about a run that does not change from round to round."""
 
+import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +28,23 @@ class Job:
 
 
 @dataclass(frozen=True)
+class ClientLevels:
+    """The level of each client, as the number of clients of each level: the first clients are the smallest."""
+
+    counts: tuple[int, ...]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(itertools.accumulate(self.counts))
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def __getitem__(self, client: int) -> int:
+        return bisect.bisect_right(self._ends, client)
+
+
+@dataclass(frozen=True)
 class Federation:
     """Model, method, data and clients of a run.
 
@@ -46,7 +65,7 @@ class Federation:
     method: Method
     data: Dataset
     partition: Sequence[Tensor]
-    levels: Sequence[int]
+    levels: ClientLevels
     local: LocalSettings = field(default_factory=LocalSettings)
     seed: int = 0
     device: str = "cpu"
@@ -73,11 +92,25 @@ class Federation:
     @cached_property
     def levels_in_use(self) -> list[int]:
         """The levels that some client trains, smallest first: these are evaluated."""
-        return sorted({self.level_of(client) for client in range(len(self.levels))})
+        return [level for level, count in enumerate(self.clients_by_level) if count]
+
+    @cached_property
+    def clients_by_level(self) -> list[int]:
+        """How many clients train each level under this method."""
+        if self.method.level == "own":
+            return list(self.levels.counts)
+        return [len(self.levels) if level == self.level_of(0) else 0 for level in range(len(self.levels.counts))]
 
     def slice(self, level: int, round: int) -> Slice:
-        """What a level holds in a round."""
-        return self.splitter.slice(self.model.layout, level, round)
+        """What a level holds in a round: the same object for all clients of the level."""
+        known = self._slices.get(level)
+        if known is None or known[0] != round:
+            known = self._slices[level] = round, self.splitter.slice(self.model.layout, level, round)
+        return known[1]
+
+    @cached_property
+    def _slices(self) -> dict[int, tuple[int, Slice]]:
+        return {}
 
     def schedule(self, round: int, size: int) -> list[Job]:
         """The cohort of a round, drawn uniformly, longest turn first.

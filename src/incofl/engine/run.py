@@ -68,7 +68,8 @@ def run(config: Config, out: str | Path, *, resume: bool = False, progress: Prog
     folder = RunFolder(Path(out))
     folder.claim(config, resume)
     federation = build(config, folder.load_partition())
-    folder.save_partition(federation.partition)
+    if config.data.partition != "virtual":  # a virtual partition follows from the config
+        folder.save_partition(federation.partition)
     identity = Identity(config.digest(), federation.data.fingerprint())
     server = federation.start()
     if folder.checkpoint.exists():
@@ -106,7 +107,7 @@ def make_executor(config: Config, federation: Federation, rounds: int) -> Execut
 def _training_macs(federation: Federation, cohort: int) -> float:
     """Multiply-accumulates of an average round; a training step costs about three forward passes."""
     mean_macs = float(np.mean([federation.costs[level].macs for level in federation.levels_in_use]))
-    mean_examples = len(federation.data.train) / len(federation.partition)
+    mean_examples = float(np.mean([len(part) for part in federation.partition[:100]]))
     return 3 * mean_macs * mean_examples * federation.local.epochs * cohort
 
 
