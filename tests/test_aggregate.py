@@ -67,8 +67,9 @@ def test_by_hand() -> None:
     accumulator = Accumulator(layout)
     accumulator.add(narrow, {"bn1.weight": torch.tensor([1.0])}, weight=1)
     accumulator.add(wide, {"bn1.weight": torch.tensor([4.0, 6.0])}, weight=3)
-    assert accumulator.mean().values["bn1.weight"].tolist() == [3.25, 6.0]
-    assert accumulator.mean().weight["bn1.weight"].tolist() == [4.0, 3.0]
+    covered = accumulator.mean()
+    assert covered.values["bn1.weight"].tolist() == [3.25, 6.0]
+    assert covered.weight["bn1.weight"].tolist() == [4.0, 3.0]
 
 
 def test_whole_numbers_are_truncated() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from incofl.layout import Layout
 from incofl.split import Slice
+from incofl.split.slice import cuts
 from incofl.tensors import Tensors
 
 
@@ -30,32 +31,47 @@ class Accumulator:
         self._layout = layout
         self._dtype = dtype
         self._sum: Tensors = {}
-        self._weight: Tensors = {}
         self._dtypes: dict[str, torch.dtype] = {}
+        # Clients of a level share a slice, so a tensor has few distinct index maps: their weights are added up first.
+        self._weights: dict[str, dict[int, tuple[Slice, float]]] = {}
 
     def add(self, piece: Slice, part: Mapping[str, Tensor], weight: float = 1.0) -> None:
         """Adds a client's ``part``, which is in the coordinates of its slice."""
         for name in part.keys() - self._sum.keys():
-            shape, axes = self._layout.shapes[name], self._layout.axes[name]
             # Whole numbers (counters of batch norm) are summed exactly, in float64.
             dtype = self._dtype if part[name].is_floating_point() else torch.float64
-            self._sum[name] = torch.zeros(shape, dtype=dtype)
-            cut = [1 if axis is None else n for axis, n in zip(axes, shape, strict=True)]
-            self._weight[name] = torch.zeros(cut, dtype=dtype)
+            self._sum[name] = torch.zeros(self._layout.shapes[name], dtype=dtype)
             self._dtypes[name] = part[name].dtype
+            self._weights[name] = {}
         piece.put(part, self._sum, weight)
-        piece.put({name: torch.ones((), dtype=self._dtype) for name in part}, self._weight, weight)
+        for name in part:
+            _, before = self._weights[name].get(id(piece), (piece, 0.0))
+            self._weights[name][id(piece)] = piece, before + weight
 
     def mean(self) -> Covered:
-        """Sum over weight where somebody held the position, exactly 0 elsewhere. Whole numbers are truncated."""
+        """Sum over weight where somebody held the position, exactly 0 elsewhere. Whole numbers are truncated.
+
+        The sums become the means: an accumulator has one mean.
+        """
+        weights = {name: self._weight(name) for name in self._sum}
         values = {}
         for name, total in self._sum.items():
-            weight = self._weight[name]
-            mean = total / torch.where(weight > 0, weight, 1)
+            mean = total.div_(torch.where(weights[name] > 0, weights[name], 1))
             values[name] = mean.to(self._dtypes[name])
-        return Covered(values, dict(self._weight))
+        self._sum = {}
+        return Covered(values, weights)
+
+    def _weight(self, name: str) -> Tensor:
+        """The summed weight of each position, of size 1 along dimensions that nobody cut."""
+        shape, held = self._layout.shapes[name], self._weights[name].values()
+        cut = [any(cuts(piece.index[name][dim]) for piece, _ in held) for dim in range(len(shape))]
+        total = torch.zeros([n if is_cut else 1 for n, is_cut in zip(shape, cut, strict=True)], dtype=torch.float64)
+        for piece, weight in held:
+            piece.put({name: torch.ones((), dtype=torch.float64)}, {name: total}, weight)
+        return total.to(self._sum[name].dtype)
 
 
 def replace_covered(old: Tensor, new: Tensor, weight: Tensor) -> Tensor:
     """``new`` where somebody held the position, ``old`` bit for bit elsewhere."""
-    return torch.where(weight > 0, new, old)
+    covered = weight > 0
+    return new if bool(covered.all()) else torch.where(covered, new, old)

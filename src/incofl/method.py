@@ -78,8 +78,9 @@ class ServerRule:
             own = self.private(layout, upload.slice)
             level = private.setdefault(upload.level, _ChangeSum(layout, dtype))
             weight = float(upload.examples) if self.weighting == "samples" else 1.0
-            for name, value in upload.update.items():
-                (level if name in own else shared).update.add(upload.slice, {name: value}, weight)
+            kept = {name: value for name, value in upload.update.items() if name in own}
+            shared.update.add(upload.slice, {n: v for n, v in upload.update.items() if n not in own}, weight)
+            level.update.add(upload.slice, kept, weight)
             # Buffers are averaged even where levels keep their own: a level that has none yet starts from the average.
             shared.buffers.add(upload.slice, upload.buffers, weight)
             if self.buffers == "per-level":

@@ -1,4 +1,4 @@
-"""Who holds which training examples: ``iid``, ``dirichlet`` label skew as in the paper and NIID-Bench, or ``virtual``."""
+"""Who holds which training examples: ``iid``, ``dirichlet`` (as in the paper and NIID-Bench) or ``virtual``."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, overload
@@ -31,8 +31,8 @@ def make_partition(
 class VirtualPartition(Sequence[Tensor]):
     """A population of any size over a fixed pool of examples; a client costs nothing until it is asked for.
 
-    Each client has ``examples`` examples: a label mix p ~ Dirichlet(alpha), then examples of those labels, all drawn from
-    a stream that follows from (seed, client). Clients may share examples.
+    Each client has ``examples`` examples: a label mix p ~ Dirichlet(alpha), then examples of those labels, all drawn
+    from a stream that follows from (seed, client). Clients may share examples.
     """
 
     def __init__(self, labels: Tensor, clients: int, alpha: float, examples: int, stream: Stream) -> None:

@@ -2,7 +2,9 @@
 
 import math
 import mmap
+import os
 import tempfile
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +39,12 @@ class Arena:
 
     def __init__(self, num_bytes: int = 0, fd: int | None = None) -> None:
         """Makes a new block of ``num_bytes``, or opens the one behind an inherited ``fd``."""
-        self._file = None
         if fd is None:
             memory = Path("/dev/shm")
-            self._file = tempfile.TemporaryFile(dir=memory if memory.is_dir() else None)
-            self._file.truncate(max(num_bytes, _ALIGNMENT))
-            fd = self._file.fileno()
+            fd, name = tempfile.mkstemp(dir=memory if memory.is_dir() else None)
+            os.unlink(name)
+            os.truncate(fd, max(num_bytes, _ALIGNMENT))
+            weakref.finalize(self, os.close, fd)
         self.fd = fd
         self._bytes = torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8)
 

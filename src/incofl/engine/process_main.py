@@ -1,5 +1,6 @@
 """The program of a worker process, and what it and its parent tell each other."""
 
+import contextlib
 import dataclasses
 import signal
 import sys
@@ -92,10 +93,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     torch.set_num_threads(1)
     pipe, *arenas = (int(argument) for argument in sys.argv[1:])
-    try:
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
         _serve(Connection(pipe), *(Arena(fd=fd) for fd in arenas))
-    except (EOFError, OSError):
-        pass  # the parent is gone
 
 
 def _serve(connection: Connection, data: Arena, state: Arena, uploads: Arena) -> None:

@@ -5,8 +5,8 @@ buffer and is handed on in the order of the schedule, so the sums of the server 
 slot is free again when its upload has been consumed: memory is O(server model x workers), whatever the cohort.
 
 Workers are fresh interpreters, neither forks nor imports of the main script: a script needs no
-``if __name__ == "__main__"``, and threads of the parent do no harm. A worker that dies is replaced, its job is tried once
-more and then given up.
+``if __name__ == "__main__"``, and threads of the parent do no harm. A worker that dies is replaced, its job is tried
+once more and then given up.
 """
 
 import contextlib

@@ -18,7 +18,6 @@ from incofl.engine.records import Row, RunFolder, summarise
 from incofl.engine.round import Tally, run_round
 from incofl.server import Server
 
-
 # About ten seconds of training on one core: four times what starting worker processes takes.
 WORTH_WORKERS = 1.5e11
 
@@ -96,11 +95,13 @@ def run(config: Config, out: str | Path, *, resume: bool = False, progress: Prog
 
 def make_executor(config: Config, federation: Federation, rounds: int) -> Executor:
     """Worker processes where they pay for their start, one per core; this process otherwise."""
-    workers = config.engine.workers
-    if workers == "auto":
+    if config.engine.workers != "auto":
+        workers = config.engine.workers
+    elif _training_macs(federation, config.cohort_size) * rounds < WORTH_WORKERS:
+        workers = 1
+    else:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        worth_it = _training_macs(federation, config.cohort_size) * rounds > WORTH_WORKERS
-        workers = min(cores, config.cohort_size) if worth_it else 1
+        workers = min(cores, config.cohort_size)
     return WorkerProcesses(federation, workers) if workers > 1 else InProcess(federation)
 
 

@@ -61,11 +61,12 @@ class Worker:
         if level not in self._modules:
             f = self._federation
             module = submodel(f.model.template, f.model.layout, f.slice(level, round))
-            self._modules[level] = module.to(f.device, memory_format=torch.channels_last)
+            self._modules[level] = module.to(f.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return self._modules[level]
 
     def _input(self, x: Tensor) -> Tensor:
-        return x.to(self._federation.device, memory_format=torch.channels_last)
+        layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+        return x.to(self._federation.device, memory_format=layout)
 
     def _on_device(self, state: Tensors) -> Tensors:
         return {name: value.to(self._federation.device) for name, value in state.items()}

@@ -75,6 +75,11 @@ def cut(layout: Layout, blocks: Collection[str], keep: Mapping[str, Index] | Non
     return Slice(index, shapes)
 
 
+def cuts(index: Index) -> bool:
+    """Whether an index can leave out channels."""
+    return not isinstance(index, slice) or index != WHOLE
+
+
 def _length(index: Index, size: int) -> int:
     return len(range(*index.indices(size))) if isinstance(index, slice) else index.numel()
 
