@@ -10,6 +10,7 @@ What is applied in practice differs between the theorem, Algorithm 1 and the cod
 choice; see ``mix``.
 """
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -33,11 +34,15 @@ class Products(NamedTuple):
 def products(deep: Tensor, shallow: Tensor, granularity: Granularity) -> Products:
     """Three reductions per unit: a kernel of a convolution weight by itself, any other tensor as a whole."""
     # (out, in, kh, kw): one unit per (out, in) pair; vectors and matrices are one unit.
-    dims = tuple(range(2, deep.dim())) if granularity == "kernel" and deep.dim() > 2 else tuple(range(deep.dim()))
-    alpha = (shallow * shallow).sum(dims, keepdim=True)
-    beta = (shallow * deep).sum(dims, keepdim=True)
-    deep_norm = (deep * deep).sum(dims, keepdim=True).sqrt()
-    return Products(deep_norm, alpha.sqrt(), alpha, beta)
+    whole = granularity == "tensor" or deep.dim() <= 2
+    units = (1,) * deep.dim() if whole else (*deep.shape[:2], *(1,) * (deep.dim() - 2))
+    gk, g0 = deep.reshape(math.prod(units), -1), shallow.reshape(math.prod(units), -1)
+
+    def inner(a: Tensor, b: Tensor) -> Tensor:
+        return torch.einsum("nk,nk->n", a, b).view(units)
+
+    alpha = inner(g0, g0)
+    return Products(inner(gk, gk).sqrt(), alpha.sqrt(), alpha, inner(g0, gk))
 
 
 def coefficient(p: Products, rule: Rule, theta_max: float | None, eps: float) -> Tensor:
@@ -97,17 +102,18 @@ def mix(
     else:
         step = -coefficient(p, rule, theta_max, eps)
 
+    # The result is a g_k + b g_0 with one a and one b per unit.
     if normalise:
         scale = (p.deep_norm + p.shallow_norm) / 2
-        mixed = deep * (scale / (p.deep_norm + eps)) + shallow * (step * scale / (p.shallow_norm + eps))
+        a, b = scale / (p.deep_norm + eps), step * scale / (p.shallow_norm + eps)
     else:
-        mixed = deep + step * shallow
-
-    keep = p.shallow_norm == 0 if guard_zero_reference else torch.zeros_like(p.beta, dtype=torch.bool)
+        a, b = torch.ones_like(step), step
+    keep = p.shallow_norm == 0 if guard_zero_reference else torch.zeros_like(step, dtype=torch.bool)
     if rule == "theorem" and optimise:
         keep = keep | (p.beta >= 0)
-    mixed = torch.where(keep, deep, mixed)
-    return mixed if clip is None else mixed.clamp(-clip, clip)
+    a, b = torch.where(keep, 1, a), torch.where(keep, 0, b)
+    mixed = (deep * a).addcmul_(shallow, b)
+    return mixed if clip is None else mixed.clamp_(-clip, clip)
 
 
 def check_options(rule: str, granularity: str, theta_max: float | None, clip: float | None, eps: float) -> None:
