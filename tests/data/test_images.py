@@ -1,0 +1,215 @@
+"""Data sets in their original formats, written by the tests; and every way in which the files can be wrong."""
+
+import gzip
+import os
+import pickle
+import shutil
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from incofl.data import load_dataset
+from incofl.errors import DataError
+
+CIFAR_NAMES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+
+
+def cifar_batch(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and pixels of a batch, cheap and different for each batch."""
+    labels = ((np.arange(10_000) + number) % 10).astype(np.uint8)
+    pixels = np.full((10_000, 3072), 10 * number, dtype=np.uint8)
+    pixels[:, 1024] = labels  # the first green pixel
+    return labels, pixels
+
+
+@pytest.fixture(scope="module")
+def cifar_bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("bin")
+    folder = root / "cifar-10-batches-bin"
+    folder.mkdir()
+    for number, name in enumerate(CIFAR_NAMES):
+        labels, pixels = cifar_batch(number)
+        (folder / f"{name}.bin").write_bytes(np.concatenate([labels[:, None], pixels], 1).tobytes())
+    return root
+
+
+@pytest.fixture(scope="module")
+def cifar_py(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("py")
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir()
+    for number, name in enumerate(CIFAR_NAMES):
+        labels, pixels = cifar_batch(number)
+        batch = {b"batch_label": b"x", b"labels": labels.tolist(), b"data": pixels, b"filenames": [b"a.png"]}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    return root
+
+
+def check_cifar(root: Path) -> None:
+    data = load_dataset("cifar10", root)
+    assert data.train.x.shape == (50_000, 3, 32, 32)
+    assert data.test.x.shape == (10_000, 3, 32, 32)
+    assert data.train.x.dtype == torch.uint8
+    assert int(data.train.x[10_000, 0, 0, 0]) == 10
+    assert int(data.test.x[0, 2, 0, 0]) == 50
+    assert torch.equal(data.train.x[:, 1, 0, 0].long(), data.train.y)
+    assert data.test.y[:3].tolist() == [5, 6, 7]
+
+
+def test_cifar10_binary(cifar_bin: Path) -> None:
+    check_cifar(cifar_bin)
+
+
+def test_cifar10_python(cifar_py: Path) -> None:
+    check_cifar(cifar_py)
+
+
+def test_cifar10_archives(cifar_bin: Path, cifar_py: Path, tmp_path: Path) -> None:
+    for root, archive in ((cifar_bin, "cifar-10-binary.tar.gz"), (cifar_py, "cifar-10-python.tar.gz")):
+        target = tmp_path / archive
+        with tarfile.open(target, "w:gz", compresslevel=1) as tar:
+            for folder in root.iterdir():
+                tar.add(folder, folder.name)
+        check_cifar(tmp_path)
+        target.unlink()
+
+
+def test_a_limit_draws_some_training_examples(cifar_bin: Path) -> None:
+    data = load_dataset("cifar10", cifar_bin, limit=500, seed=1)
+    assert len(data.train) == 500
+    assert len(data.test) == 10_000
+    assert torch.equal(data.train.x[:, 1, 0, 0].long(), data.train.y)
+    assert data.fingerprint() == load_dataset("cifar10", cifar_bin, limit=500, seed=1).fingerprint()
+    assert data.fingerprint() != load_dataset("cifar10", cifar_bin, limit=500, seed=2).fingerprint()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def bad_label(path: Path) -> None:
+    path.write_bytes(b"\x0b" + path.read_bytes()[1:])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncate, r"data_batch_3.bin: 30729900 bytes, expected 30730000; the file is truncated"),
+        (bad_label, r"data_batch_3.bin: a label is 11, expected 0 to 9"),
+        (Path.unlink, r"missing .*data_batch_3.bin"),
+    ],
+)
+def test_damaged_cifar10_binary(cifar_bin: Path, tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for file in (cifar_bin / folder.name).iterdir():
+        os.link(file, folder / file.name)
+    victim = folder / "data_batch_3.bin"
+    victim.unlink()
+    shutil.copy(cifar_bin / folder.name / victim.name, victim)
+    damage(victim)
+    with pytest.raises(DataError, match=message):
+        load_dataset("cifar10", tmp_path)
+
+
+class Exploit:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch exploited",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"rubbish", "not a readable CIFAR-10 batch"),
+        (pickle.dumps({b"data": Exploit(), b"labels": []}), "system is not allowed in a data file"),
+        (pickle.dumps({b"data": np.zeros((2, 2), np.uint8), b"labels": [1, 2]}, protocol=2), r"data of shape \(2, 2\)"),
+    ],
+)
+def test_damaged_or_hostile_cifar10_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    (folder / "data_batch_1").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load_dataset("cifar10", tmp_path)
+    assert not (tmp_path / "exploited").exists()
+
+
+def test_a_truncated_archive(tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(b"x" * 1000)[:-4])
+    with pytest.raises(DataError, match="damaged or incomplete archive"):
+        load_dataset("cifar10", tmp_path)
+
+
+def test_no_cifar10_at_all(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cifar10: nothing found in .*set data.root to the folder"):
+        load_dataset("cifar10", tmp_path)
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+@pytest.fixture
+def fashion(tmp_path: Path) -> Path:
+    """Images whose every pixel is the label; training files compressed, test files not."""
+    folder = tmp_path / "fashion-mnist"
+    folder.mkdir()
+    for prefix, count, suffix in (("train", 60_000, ".gz"), ("t10k", 10_000, "")):
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        pixels = np.broadcast_to(labels[:, None, None], (count, 28, 28))
+        for name, array in ((f"{prefix}-images-idx3-ubyte", pixels), (f"{prefix}-labels-idx1-ubyte", labels)):
+            raw = idx(np.ascontiguousarray(array))
+            (folder / f"{name}{suffix}").write_bytes(gzip.compress(raw, 1) if suffix else raw)
+    return tmp_path
+
+
+def test_fashion_mnist(fashion: Path) -> None:
+    data = load_dataset("fashion-mnist", fashion)
+    assert data.train.x.shape == (60_000, 1, 28, 28)
+    assert data.test.x.shape == (10_000, 1, 28, 28)
+    assert torch.equal(data.train.x[:, 0, 5, 5].long(), data.train.y)
+
+
+def test_damaged_fashion_mnist(fashion: Path) -> None:
+    labels = fashion / "fashion-mnist" / "t10k-labels-idx1-ubyte"
+    good = labels.read_bytes()
+    for content, message in (
+        (good[:-5], "9995 bytes of data .* expected 10000 entries; the file is truncated"),
+        (b"rubbish", "not an idx file"),
+        (b"", "not an idx file"),
+        (good[:8] + b"\x63" + good[9:], "a label is 99"),
+    ):
+        labels.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            load_dataset("fashion-mnist", fashion)
+    labels.unlink()
+    with pytest.raises(DataError, match="missing .*t10k-labels-idx1-ubyte"):
+        load_dataset("fashion-mnist", fashion)
+    train = fashion / "fashion-mnist" / "train-images-idx3-ubyte.gz"
+    train.write_bytes(train.read_bytes()[:1000])
+    with pytest.raises(DataError, match="damaged gzip file"):
+        load_dataset("fashion-mnist", fashion)
+    with pytest.raises(DataError, match="no folder fashion-mnist"):
+        load_dataset("fashion-mnist", fashion / "fashion-mnist")
+
+
+def test_digits_are_embedded_and_split_evenly() -> None:
+    data = load_dataset("digits", Path("nowhere"))
+    assert (len(data.train), len(data.test)) == (1442, 355)
+    assert set(torch.bincount(data.test.y).tolist()) <= {34, 35, 36}
+    x = data.pipeline.test(data.train.x)
+    assert abs(float(x.mean())) < 1e-3
+    assert float(x.std()) == pytest.approx(1, abs=1e-3)
+
+
+def test_unknown_data_set() -> None:
+    with pytest.raises(DataError, match="data.name: got 'cifar1'; did you mean 'cifar10'"):
+        load_dataset("cifar1", Path("nowhere"))
