@@ -55,5 +55,7 @@ def test_more_clients_than_examples() -> None:
 
 
 def test_an_impossible_skew_ends_with_advice() -> None:
-    with pytest.raises(DataError, match=r"data.alpha: got 0.001 for 100 clients.*raise data.alpha or lower data.clients"):
+    with pytest.raises(
+        DataError, match=r"data.alpha: got 0.001 for 100 clients.*raise data.alpha or lower data.clients"
+    ):
         make_partition(LABELS, 100, "dirichlet", 0.001, rng())

@@ -66,7 +66,9 @@ def test_resize_is_bilinear() -> None:
     x = torch.randint(0, 256, (2, 1, 28, 28), dtype=torch.uint8, generator=rng())
     out = Pipeline(resize=32).train(x, rng())
     assert out.shape == (2, 1, 32, 32)
-    assert torch.equal(out, functional.interpolate(x.float() / 255, size=(32, 32), mode="bilinear", align_corners=False))
+    assert torch.equal(
+        out, functional.interpolate(x.float() / 255, size=(32, 32), mode="bilinear", align_corners=False)
+    )
 
 
 def images(n: int) -> Images:
@@ -80,7 +82,14 @@ def batch_sizes(n: int, **settings: object) -> list[int]:
 
 @pytest.mark.parametrize(
     ("n", "drop_last", "expected"),
-    [(8, False, [4, 4]), (10, False, [4, 4, 2]), (10, True, [4, 4]), (9, False, [4, 4]), (3, True, [3]), (1, False, [])],
+    [
+        (8, False, [4, 4]),
+        (10, False, [4, 4, 2]),
+        (10, True, [4, 4]),
+        (9, False, [4, 4]),
+        (3, True, [3]),
+        (1, False, []),
+    ],
 )
 def test_partial_batches(n: int, drop_last: bool, expected: list[int]) -> None:
     assert batch_sizes(n, drop_last=drop_last) == expected
