@@ -11,5 +11,5 @@ opposing = torch.tensor([-0.6, 0.8])
 for name, deep in (("agreeing", agreeing), ("opposing", opposing)):
     for rule in ("released", "algorithm1", "theorem"):
         mixed = incofl.mix(deep, shallow, rule=rule, clip=None)
-        x, y = (round(value, 3) for value in mixed.tolist())
-        print(f"{name} {deep.numpy().round(1)}  {rule:10} -> ({x:+.1f}, {y:+.1f})")
+        x, y = (round(value, 3) + 0.0 for value in mixed.tolist())
+        print(f"{name} ({deep[0]:+.1f}, {deep[1]:+.1f})  {rule:10} -> ({x:+.1f}, {y:+.1f})")

@@ -3,7 +3,7 @@
 usage: python experiments/buffers.py {digits,cifar10} [--root DIR] [--seeds 0,1,2] [--jobs 2]
 
 Every run is resumable: start the command again after an interruption. Writes experiments/results/buffers-NAME.json
-(every evaluation of every finished run, with config and commit) and buffers-NAME.md (the table).
+(every evaluation of every finished run, with the commit) and buffers-NAME.md (the table).
 """
 
 import argparse

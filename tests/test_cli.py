@@ -89,7 +89,7 @@ def test_plan_json_prints_the_exact_counts(
 def test_plan(incofl: Shell) -> None:
     code, out, err = incofl("plan", "paper-cifar10")
     assert (code, err) == (0, "")
-    for text in ("2 2 3 3", "4.91 M", "17.5 M", "55.9 M", "19.7 MB", "training memory", "12.3 M parameters"):
+    for text in ("2 2 3 3", "4.91 M", "17.5 M", "55.9 M", "19.7 MB", "memory", "12.3 M parameters"):
         assert text in out
 
 
@@ -132,6 +132,32 @@ def test_devices_from_plan_to_run(incofl: Shell, tmp_path: Path) -> None:
         code, out, err = incofl(command, *tiny, "--devices", fleet)
         assert (code, err.count("\n")) == (2, 1)
         assert "device class 'phone': no level fits; the smallest (level 0) needs memory" in err
+
+
+def test_plan_follows_the_method(incofl: Shell) -> None:
+    counts = {}
+    for method in ("heteroavg", "allsmall", "alllarge"):
+        _, out, _ = incofl("plan", "--method", method, "--json")
+        counts[method] = [level["clients"] for level in json.loads(out)["levels"]]
+    assert counts == {"heteroavg": [4] * 5, "allsmall": [20, 0, 0, 0, 0], "alllarge": [0, 0, 0, 0, 20]}
+
+
+def test_a_fleet_larger_than_the_default_population(incofl: Shell, tmp_path: Path) -> None:
+    fleet = tmp_path / "devices.toml"
+    fleet.write_text("[[device]]\nname = '[/odd] name'\ncount = 100\n")
+    code, out, err = incofl("plan", "--devices", fleet, "--set", "cohort=50")
+    assert (code, err) == (0, "")
+    assert "[/odd] name" in out
+
+
+def test_output_without_unicode(incofl: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+
+    command = [sys.executable, "-m", "incofl", "run", *SMALL, "--out", str(tmp_path)]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "test accuracy by level" in done.stdout.decode("ascii")
 
 
 @pytest.mark.parametrize(
@@ -179,6 +205,9 @@ def test_help(incofl: Shell) -> None:
         (["run", "--set", "data.name=fashion-mnist"], "fashion-mnist: no folder fashion-mnist in"),
         (["run", "nowhere.toml"], "nowhere.toml: no such file, nor a preset"),
         (["run", "--resume"], "--resume: got no --out"),
+        (["run", "--resume", "--out", "typo"], "typo: holds no run to resume; check --out"),
+        (["run", "--set", "split.levels=[]"], "split.levels: got an empty list"),
+        (["run", "--set", "engine.device=toaster"], "engine.device: got 'toaster', expected a device of this machine"),
         (["run", "--colour"], "No such option"),
         (["runn"], "No such command 'runn'"),
         (["list", "colours"], "'colours' is not one of"),
@@ -195,6 +224,27 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert err.startswith("incofl: ")
     assert err.count("\n") == 1
     assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "corrupt"])
+def test_damaged_data_files(incofl: Shell, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "fashion-mnist"
+    folder.mkdir()
+    if damage != "missing":
+        content = b"\x1f\x8b\x08" + bytes(50) if damage == "corrupt" else b"\0\0\x08\x03"
+        (folder / f"train-images-idx3-ubyte{'.gz' if damage == 'corrupt' else ''}").write_bytes(content)
+    code, _, err = incofl(
+        "run", "--set", "data.name=fashion-mnist", "--set", f"data.root={tmp_path}", "--out", tmp_path
+    )
+    assert (code, err.count("\n")) == (2, 1)
+    assert "train-images-idx3-ubyte" in err
+
+
+def test_a_failed_start_can_be_repeated(incofl: Shell, tmp_path: Path) -> None:
+    """A start that fails for want of data leaves nothing behind that would be in the way."""
+    out = tmp_path / "r"
+    assert incofl("run", "--set", "data.name=cifar10", "--set", f"data.root={tmp_path}", "--out", out)[0] == 2
+    assert incofl("run", *SMALL, "--out", out)[0] == 0
 
 
 def test_folders_of_other_runs(incofl: Shell, tmp_path: Path) -> None:

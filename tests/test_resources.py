@@ -139,6 +139,7 @@ def test_human() -> None:
     [
         ("", r"expected \[\[device\]\] tables"),
         ("[[gadget]]\nname='x'", r"expected \[\[device\]\] tables"),
+        ("[device]\nname='x'", r"got a table \[device\], expected an array of tables: write \[\[device\]\]"),
         ("device = 3", r"expected \[\[device\]\] tables"),
         ("[[device]]\nname='x'\ncount=1\nmemry='1 MB'", "device 1: unknown key 'memry'; did you mean 'memory'"),
         ("[[device]]\ncount=1", "device 1: name: got None"),

@@ -1,7 +1,7 @@
 """Federated learning with clients of unequal size: one server model, slices for clients, InCo Aggregation."""
 
 from incofl.config import Config, load_config, make_config
-from incofl.engine import run, run_round
+from incofl.engine import load_model, run, run_round
 from incofl.inco import InCo, mix
 from incofl.layout import Axis, Layout
 from incofl.method import Method
@@ -16,6 +16,7 @@ __all__ = [
     "Layout",
     "Method",
     "load_config",
+    "load_model",
     "make_config",
     "make_model",
     "mix",

@@ -1,6 +1,7 @@
 """The command line. Exit codes: 0 done, 2 bad input (one line on stderr), 130 interrupted with all rounds saved."""
 
 import dataclasses
+import itertools
 import json
 import signal
 import sys
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 from typer.exceptions import TyperException
 
@@ -21,10 +21,11 @@ from incofl.data import DATASETS
 from incofl.devices import load_devices
 from incofl.display import RunDisplay, make_console, plan_table, result_table
 from incofl.engine.build import build_model, build_splitter, client_levels
+from incofl.engine.federation import clients_by_level
 from incofl.engine.records import RunFolder
 from incofl.engine.run import run as run_federation
-from incofl.errors import ConfigError, IncoflError
-from incofl.methods import METHODS
+from incofl.errors import ConfigError, IncoflError, RunError
+from incofl.methods import METHODS, find_method
 from incofl.models import MODELS
 from incofl.models.resnet import DEPTHS
 from incofl.resources import Cost, DeviceClass, assign, costs, human
@@ -37,7 +38,7 @@ app = typer.Typer(
 )
 
 ConfigArgument = Annotated[
-    str | None, typer.Argument(metavar="[CONFIG]", help="A TOML file, or the name of a preset (incofl list presets).")
+    str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset (incofl list presets).")
 ]
 MethodOption = Annotated[str | None, typer.Option("--method", "-m", metavar="M", help="Method (incofl list methods).")]
 SetOption = Annotated[
@@ -70,11 +71,16 @@ def run(
     """
     if resume and out is None:
         raise ConfigError("--resume: got no --out, expected the folder of the run to continue")
-    if resume and config is None and out is not None and RunFolder(out).config.exists():
+    if resume and config is None and out is not None:
         config = str(RunFolder(out).config)
-    resolved = _config(config, method, set_, devices)
-    name = f"{resolved.method}-{resolved.data.name}-s{resolved.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = RunFolder(out or Path("runs") / name)
+        if not RunFolder(out).config.exists():
+            raise RunError(f"{out}: holds no run to resume; check --out, or name the CONFIG to start it with")
+    fleet = load_devices(devices) if devices is not None else []
+    resolved = _config(config, method, set_, fleet)
+    if fleet:
+        levels = _costs(resolved)
+        resolved = _with_fleet(resolved, fleet, assign(fleet, levels), len(levels))
+    folder = RunFolder(out.expanduser() if out is not None else _new_folder(resolved))
     console = make_console()
     # A polite kill is an interruption like Ctrl-C: the same clean end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -82,7 +88,7 @@ def run(
         with RunDisplay(console, quiet=quiet) as display:
             summary = run_federation(resolved, folder.path, resume=resume, progress=display)
     except KeyboardInterrupt:
-        done = len(folder.rows())
+        done = len(folder.rows())  # rows without a checkpoint were dropped on the way out
         typer.echo(
             f"incofl: interrupted; {done} finished round(s) are saved, continue with: "
             f"incofl run --resume --out {folder.path}",
@@ -90,10 +96,11 @@ def run(
         )
         raise typer.Exit(130) from None
     assert display.federation is not None
-    console.print(result_table(display.federation, folder.rows(), summary))
+    ascii_only = console.options.ascii_only
+    console.print(result_table(display.federation, folder.rows(), summary, ascii_only=ascii_only))
     console.print(
         f"{human(summary['bytes_down'], 'B')} down, {human(summary['bytes_up'], 'B')} up, {summary['seconds']:.0f} s; "
-        f"records in {escape(str(folder.path))}",
+        f"records in {folder.path}",
         soft_wrap=True,
     )
 
@@ -110,13 +117,13 @@ def plan(
 
     MACs are the multiply-accumulates of convolutions and matrix products in one forward pass of one example.
     """
-    resolved = _config(config, method, set_, None)
-    levels = _costs(resolved)
     fleet = load_devices(devices) if devices is not None else []
+    resolved = _config(config, method, set_, fleet)
+    levels = _costs(resolved)
     chosen = assign(fleet, levels) if fleet else []
     if fleet:
         resolved = _with_fleet(resolved, fleet, chosen, len(levels))
-    clients = client_levels(resolved, len(levels)).counts
+    clients = clients_by_level(find_method(resolved.method), client_levels(resolved, len(levels)))
     model = resolved.model
     title = f"{model.name} at width {model.width:g}, {resolved.split.kind} splitting, {resolved.data.name}"
     if as_json:
@@ -124,10 +131,11 @@ def plan(
         return
     console = make_console()
     console.print(plan_table(title, levels, clients))
+    console.print("MACs of a forward pass of one example; bytes a round; memory of training, estimated", soft_wrap=True)
     console.print(f"mean over the {sum(clients)} clients: {human(_mean_parameters(levels, clients))} parameters")
     if fleet:
         console.print(_fleet_table(fleet, chosen, levels))
-        console.print(f"to run it: incofl run ... --devices {escape(str(devices))}", soft_wrap=True)
+        console.print(f"to run it: incofl run ... --devices {devices}", soft_wrap=True)
 
 
 class Listing(StrEnum):
@@ -167,13 +175,24 @@ def _start(
         typer.echo(context.get_help())
 
 
-def _config(config: str | None, method: str | None, set_: list[str] | None, devices: Path | None) -> Config:
+def _new_folder(config: Config) -> Path:
+    """A folder of its own for a run without --out, also when a sweep starts several in one second."""
+    name = f"{config.method}-{config.data.name}-s{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    for attempt in itertools.count(2):
+        path = Path("runs") / name
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            name = f"{name.rpartition('_')[0] or name}_{attempt}"
+        else:
+            return path
+    raise AssertionError
+
+
+def _config(config: str | None, method: str | None, set_: list[str] | None, fleet: list[DeviceClass]) -> Config:
     overrides = [*(set_ or []), *([f"method={json.dumps(method)}"] if method is not None else [])]
-    resolved = load_config(config, overrides)
-    if devices is None:
-        return resolved
-    fleet, levels = load_devices(devices), _costs(resolved)
-    return _with_fleet(resolved, fleet, assign(fleet, levels), len(levels))
+    overrides += [f"data.clients={sum(device.count for device in fleet)}"] if fleet else []
+    return load_config(config, overrides)
 
 
 def _costs(config: Config) -> list[Cost]:
@@ -185,8 +204,7 @@ def _with_fleet(config: Config, fleet: list[DeviceClass], chosen: list[int], num
     counts = [0] * num_levels
     for device, level in zip(fleet, chosen, strict=True):
         counts[level] += device.count
-    data = dataclasses.replace(config.data, clients=sum(counts))
-    return dataclasses.replace(config, data=data, split=dataclasses.replace(config.split, counts=tuple(counts)))
+    return dataclasses.replace(config, split=dataclasses.replace(config.split, counts=tuple(counts)))
 
 
 def _plan_json(
@@ -228,11 +246,17 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except IncoflError as problem:
-        typer.echo(f"incofl: {problem}", err=True)
-        code = 2
+        code = _complain(str(problem))
     except TyperException as problem:
-        typer.echo(f"incofl: {problem.format_message()}", err=True)
-        code = 2
+        code = _complain(problem.format_message())
+    except OSError as problem:  # an unreadable file, a full disk
+        code = _complain(f"{problem.filename or 'input or output'}: {problem.strerror or problem}")
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)
+
+
+def _complain(message: str) -> int:
+    """One line, even where a library's words come in several."""
+    typer.echo(f"incofl: {' '.join(message.split())}", err=True)
+    return 2

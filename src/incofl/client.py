@@ -38,7 +38,7 @@ class LocalSettings:
 
     def __post_init__(self) -> None:
         for name, value, least in (("epochs", self.epochs, 1), ("batch_size", self.batch_size, 2)):
-            if value < least:
+            if not least <= value < 2**31:
                 raise ConfigError(f"local.{name}: got {value}, expected a whole number >= {least}")
         if self.optimizer not in ("adam", "sgd"):
             raise ConfigError(f"local.optimizer: got {self.optimizer!r}, expected adam or sgd")

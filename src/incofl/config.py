@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 import tomli_w
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import TypeAdapter
 
 from incofl.client import LocalSettings
@@ -50,7 +50,7 @@ class DataConfig:
     name: str = "digits"
     root: str = "data"
     partition: Literal["iid", "dirichlet", "virtual"] = "dirichlet"
-    alpha: Annotated[float, Gt(0)] = 0.5
+    alpha: Annotated[float, Gt(0), Le(1e6)] = 0.5
     clients: Count = 20
     limit: Count | None = None
     examples: Count = 100
@@ -141,7 +141,7 @@ class Config:
     seed: Annotated[int, Ge(0)] = 0
     rounds: Count = 50
     method: str = "incoavg"
-    cohort: Annotated[float, Gt(0)] = 0.25
+    cohort: Count | Annotated[float, Gt(0), Lt(1)] = 0.25
     buffers: BufferPolicy = "per-level"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -158,8 +158,6 @@ class Config:
         method = find_method(self.method)
         if self.model.name not in MODELS:
             raise ConfigError(f"model.name: got {self.model.name!r}{nearest(self.model.name, MODELS)}")
-        if self.cohort >= 1 and self.cohort != int(self.cohort):
-            raise ConfigError(f"cohort: got {self.cohort}, expected a whole number of clients or a ratio below 1")
         if self.cohort > self.data.clients:
             raise ConfigError(f"cohort: got {self.cohort:g}, expected at most data.clients = {self.data.clients}")
         if self.split.counts is not None and sum(self.split.counts) != self.data.clients:
@@ -173,8 +171,6 @@ class Config:
         )
         object.__setattr__(self, "method", method.name)
         object.__setattr__(self, "model", model)
-        if self.cohort >= 1:
-            object.__setattr__(self, "cohort", int(self.cohort))
 
     @property
     def cohort_size(self) -> int:
@@ -192,7 +188,7 @@ class Config:
     def digest(self) -> str:
         """Identifies everything that can change results: a run may be resumed only under the same digest.
 
-        The number of rounds, the engine and the place of the data are left out: a run can be prolonged or moved.
+        The number of rounds, that of workers and the place of the data are left out: a run can be prolonged or moved.
         """
         values = {key: value for key, value in self.flat().items() if key not in UNBOUND}
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -213,27 +209,29 @@ def make_config(values: Mapping[str, Any] | None = None, overrides: Iterable[str
         _set(tree, override)
     _check_keys(tree, Config, "")
     try:
-        return TypeAdapter(Config).validate_json(json.dumps(_none(tree)), strict=True)
+        return TypeAdapter(Config).validate_json(json.dumps(_none(tree), default=str), strict=True)
     except pydantic.ValidationError as problem:
         raise ConfigError(_explain(problem)) from None
-    except TypeError as problem:
-        raise ConfigError(f"config: {problem}") from None
 
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
     """Reads a TOML file, or a preset by its name, and applies overrides."""
-    return make_config(read_toml(path) if path is not None else {}, overrides)
+    if path is None:
+        return make_config({}, overrides)
+    if not Path(path).exists():
+        if str(path) not in presets():
+            raise ConfigError(f"{path}: no such file, nor a preset{nearest(str(path), presets())}")
+        return make_config(tomllib.loads(presets()[str(path)]), overrides)
+    return make_config(read_toml(path), overrides)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The values of a TOML file or preset."""
+    """The values of a TOML file."""
     file = Path(path)
     try:
-        if not file.exists() and str(path) in presets():
-            return tomllib.loads(presets()[str(path)])
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file, nor a preset{nearest(str(path), presets())}") from None
+        raise ConfigError(f"{path}: no such file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{path}: not a TOML file ({problem})") from None
     except OSError as problem:
@@ -271,7 +269,9 @@ def _check_keys(tree: Mapping[str, Any], section: type, prefix: str) -> None:
     names = [f.name for f in dataclasses.fields(section)]
     for key, value in tree.items():
         if key not in names:
-            raise ConfigError(f"config: unknown key {prefix + key!r}{nearest(key, names)}")
+            elsewhere = [name for name in Config().flat() if name.endswith(f".{key}")]
+            hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, names)
+            raise ConfigError(f"config: unknown key {prefix + key!r}{hint}")
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{prefix}{key}: got {value!r}, expected a table such as [{key}]")
@@ -281,9 +281,6 @@ def _check_keys(tree: Mapping[str, Any], section: type, prefix: str) -> None:
 def _explain(problem: pydantic.ValidationError) -> str:
     """The first complaint in one line: key, what it got, what was expected."""
     error = problem.errors(include_url=False)[0]
-    cause = error.get("ctx", {}).get("error")
-    if isinstance(cause, ConfigError):
-        return str(cause)
     keys = [str(part) for part in error["loc"]]
     # Unions add the name of the tried member to the location; the key itself is what the user wrote.
     hint: Any = Config

@@ -24,6 +24,8 @@ def load_devices(path: Path) -> list[DeviceClass]:
     """The device classes of a file, checked."""
     tree = read_toml(path)
     entries = tree.get("device")
+    if isinstance(entries, dict):
+        raise ConfigError(f"{path}: got a table [device], expected an array of tables: write [[device]]")
     if set(tree) != {"device"} or not isinstance(entries, list) or not entries:
         raise ConfigError(f"{path}: expected [[device]] tables and nothing else, got {sorted(tree) or 'an empty file'}")
     return [_device(entry, f"{path}: device {number}") for number, entry in enumerate(entries, start=1)]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -12,13 +13,11 @@ from incofl.engine.federation import Federation
 from incofl.engine.records import Row
 from incofl.resources import Cost, human
 
-_BARS = " ▁▂▃▄▅▆▇█"
-
 
 def make_console(*, stderr: bool = False) -> Console:
     """Tables keep their full width when they go to a file or pipe."""
-    console = Console(stderr=stderr, highlight=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=160)
+    console = Console(stderr=stderr, highlight=False, markup=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, markup=False, width=160)
 
 
 class RunDisplay:
@@ -68,11 +67,13 @@ class RunDisplay:
     def uploaded(self, client: int) -> None:
         """One client more."""
         self._live.advance(self._clients)
+        if self._live.tasks[self._clients].finished:
+            self._live.update(self._clients, note="aggregating, evaluating")
 
     def finished_round(self, row: Row) -> None:
         """One round more."""
         self._live.update(self._rounds, completed=row["round"], note=_note(row))
-        self._live.update(self._clients, completed=0)
+        self._live.update(self._clients, completed=0, note="")
         if not self._console.is_terminal or row["rejected"]:
             self._print(
                 f"round {row['round']:>{len(str(self._total))}}/{self._total}  {_note(row)}  {row['seconds']:.1f} s"
@@ -92,12 +93,15 @@ def _note(row: Row | None) -> str:
     return f"loss {loss}" if row["accuracy"] is None else f"accuracy {row['accuracy']:.3f}  loss {loss}"
 
 
-def sparkline(values: list[float]) -> str:
+def sparkline(values: list[float], ascii_only: bool = False) -> str:
     """A curve of values in [0, 1], in one line of text."""
-    return "".join(_BARS[round(min(max(value, 0.0), 1.0) * (len(_BARS) - 1))] for value in values)
+    bars = "_.:-=+*#@" if ascii_only else " ▁▂▃▄▅▆▇█"
+    return "".join(bars[round(value * (len(bars) - 1))] for value in values)
 
 
-def result_table(federation: Federation, rows: list[Row], summary: dict[str, Any]) -> Table:
+def result_table(
+    federation: Federation, rows: list[Row], summary: dict[str, Any], *, ascii_only: bool = False
+) -> Table:
     """Accuracy by level at the last evaluation, with what each level is."""
     table = Table(
         title=f"{summary['method']}, {summary['rounds']} rounds: test accuracy by level", title_justify="left"
@@ -106,36 +110,26 @@ def result_table(federation: Federation, rows: list[Row], summary: dict[str, Any
         table.add_column(heading, justify="right")
     table.add_column("rounds", justify="left")
     evaluated = [row for row in rows if row["accuracy"] is not None]
-    shown = evaluated[:: -(-len(evaluated) // 16)]  # the table fits a terminal of 80 columns
+    shown = evaluated[:: max(1, -(-len(evaluated) // 16))]  # the table fits a terminal of 80 columns
     for position, level in enumerate(summary["levels"]):
         cost = federation.costs[level]
         clients = federation.clients_by_level[level]
         table.add_row(
             *(str(level), _blocks(cost), f"{cost.width:g}", human(cost.parameters), str(clients)),
-            f"{summary['accuracy_by_level'][position]:.3f}",
-            sparkline([row["accuracy_by_level"][position] for row in shown]),
+            f"{summary['accuracy_by_level'][position]:.3f}" if evaluated else "-",
+            sparkline([row["accuracy_by_level"][position] for row in shown], ascii_only),
         )
     table.add_section()
-    table.add_row("mean", "", "", "", "", f"{summary['accuracy']:.3f}", sparkline([row["accuracy"] for row in shown]))
+    mean = f"{summary['accuracy']:.3f}" if evaluated else "-"
+    table.add_row("mean", "", "", "", "", mean, sparkline([row["accuracy"] for row in shown], ascii_only))
     return table
 
 
 def plan_table(title: str, levels: list[Cost], clients: Sequence[int]) -> Table:
-    """What each level costs."""
-    table = Table(title=title, title_justify="left")
-    headings = (
-        "level",
-        "blocks",
-        "width",
-        "parameters",
-        "MACs",
-        "down a round",
-        "up a round",
-        "training memory",
-        "clients",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    """What each level costs, in 80 columns."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("level", "blocks", "width", "params", "MACs", "down", "up", "memory", "clients"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for cost in levels:
         table.add_row(
             *(str(cost.level), _blocks(cost), f"{cost.width:g}", human(cost.parameters), human(cost.macs)),

@@ -66,7 +66,7 @@ class ServerRule:
     buffers: BufferPolicy = "per-level"
 
     def private(self, layout: Layout, piece: Slice) -> frozenset[str]:
-        """The parameters of a slice that its level does not share with other levels."""
+        """The entries of a slice that its level has for itself alone, besides what the buffer policy says."""
         return frozenset()
 
     def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Changes:
@@ -82,9 +82,9 @@ class ServerRule:
             shared.update.add(upload.slice, {n: v for n, v in upload.update.items() if n not in own}, weight)
             level.update.add(upload.slice, kept, weight)
             # Buffers are averaged even where levels keep their own: a level that has none yet starts from the average.
-            shared.buffers.add(upload.slice, upload.buffers, weight)
-            if self.buffers == "per-level":
-                level.buffers.add(upload.slice, upload.buffers, weight)
+            shared.buffers.add(upload.slice, {n: v for n, v in upload.buffers.items() if n not in own}, weight)
+            per_level = self.buffers == "per-level"
+            level.buffers.add(upload.slice, {n: v for n, v in upload.buffers.items() if per_level or n in own}, weight)
         return Changes(shared.mean(), {level: change.mean() for level, change in private.items()})
 
 

@@ -152,7 +152,7 @@ def assign(devices: list[DeviceClass], levels: list[Cost]) -> list[int]:
     for device in devices:
         fitting = [cost.level for cost in levels if device.fits(cost)]
         if not fitting:
-            smallest = min(levels, key=lambda cost: (len(device.exceeded(cost)), cost.parameters))
+            smallest = levels[0]
             raise ConfigError(
                 f"device class {device.name!r}: no level fits; the smallest (level {smallest.level}) needs "
                 f"{'; '.join(device.exceeded(smallest))}. Add a smaller level (split.levels) or raise the limit"

@@ -129,6 +129,7 @@ class Exploit:
         (pickle.dumps({b"data": Exploit(), b"labels": []}), "system is not allowed in a data file"),
         (pickle.dumps({b"data": np.zeros((2, 2), np.uint8), b"labels": [1, 2]}, protocol=2), r"data of shape \(2, 2\)"),
     ],
+    ids=["rubbish", "hostile", "too small"],
 )
 def test_damaged_or_hostile_cifar10_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
@@ -142,9 +143,22 @@ def test_damaged_or_hostile_cifar10_python(
     assert not (tmp_path / "exploited").exists()
 
 
-def test_a_truncated_archive(tmp_path: Path) -> None:
-    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(b"x" * 1000)[:-4])
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(b"x" * 1000)[:-4], gzip.compress(b"x" * 1000), b"rubbish"],
+    ids=["truncated", "not a tar", "not a gzip"],
+)
+def test_a_damaged_archive(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(content)
     with pytest.raises(DataError, match="damaged or incomplete archive"):
+        load_dataset("cifar10", tmp_path)
+
+
+def test_damage_at_the_end_of_an_archive_is_noticed(tmp_path: Path) -> None:
+    """The checksum behind the last byte does not fit."""
+    raw = gzip.compress(bytes(100_000), 1)
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(raw[:-8] + bytes(4) + raw[-4:])
+    with pytest.raises(DataError, match="CRC check failed"):
         load_dataset("cifar10", tmp_path)
 
 
@@ -191,12 +205,14 @@ def test_damaged_fashion_mnist(fashion: Path) -> None:
         with pytest.raises(DataError, match=message):
             load_dataset("fashion-mnist", fashion)
     labels.unlink()
-    with pytest.raises(DataError, match="missing .*t10k-labels-idx1-ubyte"):
+    with pytest.raises(DataError, match=r"missing .*t10k-labels-idx1-ubyte"):
         load_dataset("fashion-mnist", fashion)
     train = fashion / "fashion-mnist" / "train-images-idx3-ubyte.gz"
-    train.write_bytes(train.read_bytes()[:1000])
-    with pytest.raises(DataError, match="damaged gzip file"):
-        load_dataset("fashion-mnist", fashion)
+    whole = train.read_bytes()
+    for damaged in (whole[:1000], whole[:500] + bytes(100) + whole[600:], b"rubbish"):
+        train.write_bytes(damaged)
+        with pytest.raises(DataError, match="damaged gzip file"):
+            load_dataset("fashion-mnist", fashion)
     with pytest.raises(DataError, match="no folder fashion-mnist"):
         load_dataset("fashion-mnist", fashion / "fashion-mnist")
 
@@ -211,5 +227,5 @@ def test_digits_are_embedded_and_split_evenly() -> None:
 
 
 def test_unknown_data_set() -> None:
-    with pytest.raises(DataError, match="data.name: got 'cifar1'; did you mean 'cifar10'"):
+    with pytest.raises(DataError, match=r"data.name: got 'cifar1'; did you mean 'cifar10'"):
         load_dataset("cifar1", Path("nowhere"))

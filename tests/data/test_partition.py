@@ -50,7 +50,7 @@ def test_the_same_seed_gives_the_same_partition() -> None:
 
 
 def test_more_clients_than_examples() -> None:
-    with pytest.raises(DataError, match="data.clients: got 5001, expected at most 5000"):
+    with pytest.raises(DataError, match=r"data.clients: got 5001, expected at most 5000"):
         make_partition(LABELS, 5001, "iid", 0.5, rng())
 
 

@@ -33,7 +33,7 @@ def test_every_crop_is_a_window_of_the_padded_image() -> None:
     x = torch.arange(1, 65, dtype=torch.uint8).view(1, 1, 8, 8).repeat(200, 2, 1, 1)
     crops = random_crop(x, 2, rng())
     padded = functional.pad(x[0], (2, 2, 2, 2))
-    windows = {(t, l): padded[:, t : t + 8, l : l + 8] for t in range(5) for l in range(5)}
+    windows = {(y, x): padded[:, y : y + 8, x : x + 8] for y in range(5) for x in range(5)}
     seen = {place for crop in crops for place, window in windows.items() if torch.equal(crop, window)}
     assert seen == set(windows)
 

@@ -31,6 +31,9 @@ class Tampering:
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
         return []
 
+    def close(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize(
     ("spoil", "reason"),

@@ -1,5 +1,6 @@
 """Runs: folder, records, interruption and resumption."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import incofl
 from incofl.config import load_config
 from incofl.engine.records import RunFolder
-from incofl.errors import RunError
+from incofl.errors import ConfigError, RunError
 from tests.federations import tiny_config
 
 
@@ -73,7 +74,7 @@ def test_a_run_can_be_prolonged(tmp_path: Path, method: str) -> None:
 
 
 class Crash(BaseException):
-    """Stands for a power cut: nothing after it runs."""
+    """An end that no code expects, like Ctrl-C in an unusual place."""
 
 
 @pytest.mark.parametrize("victim", ["save_checkpoint", "run_round", "write_json"])
@@ -131,8 +132,10 @@ def test_sigkill_at_several_moments(tmp_path: Path) -> None:
     )
     folder = tmp_path / "killed"
     kills = 0
-    for lines, delay in ((0, 0.3), (1, 0.0), (3, 0.004), (5, 0.02), (8, 0.05), (10, 0.001)):
-        process = subprocess.Popen([*COMMAND, *SMALL, "--out", str(folder), "--resume"], stdout=subprocess.DEVNULL)
+    for lines, delay in ((0, 3.0), (1, 0.0), (3, 0.004), (5, 0.02), (8, 0.05), (10, 0.001)):
+        process = subprocess.Popen(
+            [*COMMAND, "demo", *SMALL, "--out", str(folder), "--resume"], stdout=subprocess.DEVNULL
+        )
         wait_for_lines(folder / "metrics.jsonl", lines, process)
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
@@ -200,10 +203,68 @@ class TestRefusals:
         with pytest.raises(RunError, match=r"partition.json: damaged"):
             incofl.run(tiny_config(), tmp_path, resume=True)
 
+    def test_a_partition_of_other_clients(self, tmp_path: Path) -> None:
+        incofl.run(tiny_config("rounds=1"), tmp_path)
+        (tmp_path / "partition.json").write_text("[[0, 1, 2]]")
+        with pytest.raises(RunError, match="not a partition among 10 clients"):
+            incofl.run(tiny_config(), tmp_path, resume=True)
+
+    def test_fewer_rounds_than_are_finished(self, tmp_path: Path) -> None:
+        incofl.run(tiny_config("rounds=2"), tmp_path)
+        with pytest.raises(ConfigError, match="rounds: got 1, expected at least 2"):
+            incofl.run(tiny_config("rounds=1"), tmp_path, resume=True)
+
+    def test_records_that_lack_rounds(self, tmp_path: Path) -> None:
+        incofl.run(tiny_config("rounds=2"), tmp_path)
+        (tmp_path / "metrics.jsonl").unlink()
+        with pytest.raises(RunError, match="lacks rounds that the checkpoint has"):
+            incofl.run(tiny_config(), tmp_path, resume=True)
+
+    def test_records_without_a_config(self, tmp_path: Path) -> None:
+        incofl.run(tiny_config("rounds=1"), tmp_path)
+        (tmp_path / "config.toml").unlink()
+        with pytest.raises(RunError, match=r"holds records but no config.toml"):
+            incofl.run(tiny_config("rounds=1"), tmp_path)
+
+    def test_two_processes_in_one_folder(self, tmp_path: Path) -> None:
+        with RunFolder(tmp_path).locked(), pytest.raises(RunError, match="another process is running in it"):
+            incofl.run(tiny_config("rounds=1"), tmp_path)
+
+    def test_a_config_put_together_by_hand(self, tmp_path: Path) -> None:
+        config = dataclasses.replace(tiny_config(), rounds=0)
+        with pytest.raises(ConfigError, match="rounds: got 0, expected a whole number >= 1"):
+            incofl.run(config, tmp_path)
+
+    def test_a_device_that_is_not_there(self, tmp_path: Path) -> None:
+        for device in ("cuda:7", "toaster", "meta"):
+            with pytest.raises(ConfigError, match=f"engine.device: got '{device}'"):
+                incofl.run(tiny_config(f"engine.device={device}"), tmp_path)
+        assert not list(tmp_path.iterdir())  # a start that failed does not occupy the folder
+
     def test_a_place_that_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(RunError, match="cannot be written"):
             incofl.run(tiny_config(), tmp_path / "file" / "run")
+
+
+def test_provenance_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumption adds what it was computed with; one without a round to compute adds nothing."""
+    import incofl.engine.records as records
+
+    for rounds, commit in ((1, "first"), (1, "idle"), (2, "second")):
+        monkeypatch.setattr(records, "environment", lambda commit=commit: {"commit": commit})
+        incofl.run(tiny_config(f"rounds={rounds}"), tmp_path, resume=True)
+    known = json.loads((tmp_path / "environment.json").read_text())
+    assert known == {"commit": "first", "resumed": [{"commit": "second"}]}
+
+
+def test_a_diverging_run_writes_valid_json(tmp_path: Path) -> None:
+    overrides = ("local.optimizer=sgd", "local.lr=1e30", "rounds=1")
+    incofl.run(tiny_config(*overrides), tmp_path)
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(line, parse_constant=lambda name: pytest.fail(name))
+    assert row["rejected"]
+    assert all("its update is not finite" in refusal["reason"] for refusal in row["rejected"])
 
 
 def test_it_learns(tmp_path: Path) -> None:

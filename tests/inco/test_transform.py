@@ -68,6 +68,26 @@ def test_the_papers_wording_adds_one_pair(layout: Layout) -> None:
             assert pairs[name] == layout.shallow[name]
 
 
+def test_record_leaves_out_what_nobody_held(layout: Layout, update: Tensors) -> None:
+    """With half of the channels untouched the shares are those of the other half."""
+    name = "layer4.1.conv1.weight"
+    half = dict(update)
+    for key in (name, layout.shallow[name]):
+        half[key] = update[key].clone()
+        half[key][32:] = 0
+        half[key][:, 32:] = 0
+    small = {key: half[key][:32, :32] for key in (name, layout.shallow[name])}
+    _, record = InCo()(half, layout)
+    p = InCo().products(small[name], small[layout.shallow[name]])
+    assert record[name]["beta_positive"] == pytest.approx(float((p.beta > 0).float().mean()))
+    assert record[name]["theta"] == pytest.approx(float(InCo().theta(p).mean()), rel=1e-4)
+
+
+def test_record_without_optimisation(layout: Layout, update: Tensors) -> None:
+    _, record = InCo(optimise=False)(update, layout)
+    assert {entry["theta"] for entry in record.values()} == {1.0}
+
+
 def test_record_by_hand() -> None:
     """Two 1x1 kernels: beta = 2*1 and 3*(-1); theta = 2/1 and 3/1; the norms are sqrt(13) and sqrt(2)."""
     layout = Layout(

@@ -79,6 +79,10 @@ class TestHetero:
         assert 0.07 * 100 > 7
         assert kept_channels(100, 0.07) == slice(0, 7)
 
+    def test_at_least_one_channel(self, resnet: Layout) -> None:
+        assert kept_channels(64, 1e-12) == slice(0, 1)
+        assert make_splitter(resnet, "hetero", 40).slice(resnet, 0, 0).shapes["fc.weight"] == (10, 1)
+
     def test_depth_can_be_scaled_too(self, resnet: Layout) -> None:
         depths = make_splitter(resnet, "hetero", 5, "scaled").depths
         assert depths == ((1,) * 4, (1,) * 4, (1,) * 4, (2,) * 4, (3,) * 4)
@@ -118,11 +122,15 @@ class TestHetero:
         ("stage", [1.5], "full", "level 0 is 1.5, expected a whole number of blocks"),
         ("layer", [9], "full", "layer splitting cannot leave a stage empty"),
         ("layer", [13], "full", "keeps the first 13 blocks, expected 10 to 12"),
-        ("layer", 4, "full", "got 4 levels, expected 1 to 3"),
+        ("layer", 4, "full", "got 4 levels, expected 1 to 3: layer splitting .* use split.kind=stage"),
         ("hetero", [0.0], "full", r"expected a share of the channels in \(0, 1\]"),
         ("hetero", [2], "full", r"expected a share of the channels in \(0, 1\]"),
         ("hetero", [0.5, 1], [1], "split.depth: got 1 entries for 2 levels"),
         ("stage", 5, "scaled", "expected it only with split.kind=hetero"),
+        ("stage", [], "full", "split.levels: got an empty list"),
+        ("stage", [3, 1], "full", "expected the levels from small to large"),
+        ("hetero", [1, 0.5], "full", "expected the levels from small to large"),
+        ("hetero", [0.5, 1], [3, 4], "split.depth: level 1 keeps"),
     ],
 )
 def test_levels_that_do_not_fit(resnet: Layout, kind: Any, levels: Any, depth: Any, message: str) -> None:

@@ -6,6 +6,7 @@ import io
 import pickle
 import struct
 import tarfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,7 @@ def _idx(folder: Path, name: str, count: int) -> Tensor:
         raise DataError(f"fashion-mnist: missing {folder / name}[.gz]; put the four original idx files there")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, ValueError) as problem:
+    except (gzip.BadGzipFile, zlib.error, EOFError) as problem:
         raise DataError(f"{path}: damaged gzip file ({problem}); fetch it again") from None
     dims = raw[3] if len(raw) >= 4 else 0
     expected = (8, 1) if "labels" in name else (8, 3)
@@ -118,8 +119,8 @@ def _cifar10(root: Path) -> tuple[Images, Images]:
     """The binary version (cifar-10-batches-bin), the python version (cifar-10-batches-py), or an archive of either."""
     names = [f"data_batch_{i}" for i in range(1, 6)]
     for folder, suffix, read in (("cifar-10-batches-bin", ".bin", _cifar_bin), ("cifar-10-batches-py", "", _cifar_py)):
-        for path in (root / folder, root / "cifar10" / folder):
-            if path.is_dir():
+        for path in (root / folder, root / "cifar10" / folder, root):
+            if path.name == folder and path.is_dir():
 
                 def load(name: str, path: Path = path, suffix: str = suffix, read: _Reader = read) -> Images:
                     file = path / f"{name}{suffix}"
@@ -145,7 +146,8 @@ _Reader = Callable[[bytes, Path], Images]
 
 def _cifar_archive(path: Path, folder: str, names: list[str], suffix: str, read: _Reader) -> tuple[Images, Images]:
     try:
-        with tarfile.open(path) as tar:
+        # Decompressed to the end first: only there does gzip's checksum tell whether anything was damaged.
+        with tarfile.open(fileobj=io.BytesIO(gzip.decompress(path.read_bytes()))) as tar:
 
             def load(name: str) -> Images:
                 member = tar.extractfile(f"{folder}/{name}{suffix}")
@@ -153,7 +155,7 @@ def _cifar_archive(path: Path, folder: str, names: list[str], suffix: str, read:
                 return read(member.read(), path / name)
 
             return _concatenate([load(name) for name in names]), load("test_batch")
-    except (tarfile.TarError, KeyError, EOFError, OSError) as problem:
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, KeyError, EOFError) as problem:
         raise DataError(f"{path}: damaged or incomplete archive ({problem}); fetch it again") from None
 
 

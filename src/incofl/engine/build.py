@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from incofl.config import Config
@@ -57,7 +58,7 @@ def build_method(config: Config) -> Method:
 def build_data(config: Config) -> Dataset:
     """The data set, read from ``data.root``."""
     seed = seed_of(config.seed, Purpose.LIMIT)
-    return load_dataset(config.data.name, Path(config.data.root), config.data.limit, seed)
+    return load_dataset(config.data.name, Path(config.data.root).expanduser(), config.data.limit, seed)
 
 
 def build_partition(config: Config, data: Dataset) -> Sequence[Tensor]:
@@ -80,8 +81,20 @@ def client_levels(config: Config, num_levels: int) -> ClientLevels:
     return ClientLevels(counts)
 
 
+def check_device(name: str) -> None:
+    """Refuses a torch device that cannot compute here."""
+    try:
+        float(torch.zeros((), device=name))
+    except (RuntimeError, AssertionError, ValueError) as problem:
+        reason = str(problem).partition("\n")[0]
+        raise ConfigError(
+            f"engine.device: got {name!r}, expected a device of this machine such as cpu ({reason})"
+        ) from None
+
+
 def build(config: Config, partition: list[Tensor] | None = None) -> Federation:
     """Everything that a run needs; a ``partition`` saved with an earlier part of the run is used as it is."""
+    check_device(config.engine.device)
     model = build_model(config)
     splitter = build_splitter(config, model)
     levels = client_levels(config, len(splitter.depths))

@@ -1,6 +1,7 @@
 """The state of a run after a round, in one file that is either whole or not there."""
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -39,8 +40,8 @@ def save_checkpoint(path: Path, server: Server, identity: Identity) -> None:
         file.write(save({name: value.contiguous() for name, value in tensors.items()}, metadata))
 
 
-def load_checkpoint(path: Path, layout: Layout, identity: Identity) -> Server:
-    """Reads a server's state back, bit for bit."""
+def load_checkpoint(path: Path, layout: Layout, identity: Identity | None = None) -> Server:
+    """Reads a server's state back, bit for bit; with an ``identity``, only if it belongs to it."""
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("incofl", "{}"))
@@ -49,12 +50,11 @@ def load_checkpoint(path: Path, layout: Layout, identity: Identity) -> Server:
         raise RunError(f"{path}: damaged checkpoint ({problem}); delete it to start again") from None
     if header.get("format") != FORMAT:
         raise RunError(f"{path}: checkpoint format {header.get('format')}, expected {FORMAT}")
-    for what, found, expected in (
-        ("config", header.get("config"), identity.config),
-        ("data", header.get("data"), identity.data),
-    ):
-        if found != expected:
-            raise RunError(f"{path}: checkpoint of another {what} ({found}, expected {expected}); choose another --out")
+    for what, expected in dataclasses.asdict(identity).items() if identity is not None else ():
+        if header.get(what) != expected:
+            raise RunError(
+                f"{path}: checkpoint of another {what} ({header.get(what)}, expected {expected}); choose another --out"
+            )
     shared: Tensors = {}
     private: dict[int, Tensors] = {}
     for key, value in tensors.items():

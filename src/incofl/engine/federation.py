@@ -44,6 +44,18 @@ class ClientLevels:
         return bisect.bisect_right(self._ends, client)
 
 
+def clients_by_level(method: Method, levels: ClientLevels) -> list[int]:
+    """How many clients train each level under a method."""
+    last = len(levels.counts) - 1
+    match method.level:
+        case "own":
+            return list(levels.counts)
+        case "smallest":
+            return [len(levels), *[0] * last]
+        case "largest":
+            return [*[0] * last, len(levels)]
+
+
 @dataclass(frozen=True)
 class Federation:
     """Model, method, data and clients of a run.
@@ -97,9 +109,7 @@ class Federation:
     @cached_property
     def clients_by_level(self) -> list[int]:
         """How many clients train each level under this method."""
-        if self.method.level == "own":
-            return list(self.levels.counts)
-        return [len(self.levels) if level == self.level_of(0) else 0 for level in range(len(self.levels.counts))]
+        return clients_by_level(self.method, self.levels)
 
     def slice(self, level: int, round: int) -> Slice:
         """What a level holds in a round: the same object for all clients of the level."""

@@ -8,12 +8,14 @@ summary.json              the result
 checkpoint/state.safetensors   the server after the last finished round
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -61,43 +63,75 @@ class RunFolder:
         """The result."""
         return self.path / "summary.json"
 
-    def claim(self, config: Config, resume: bool) -> None:
-        """Makes the folder this run's, or refuses when another run is in it."""
-        if self.config.exists():
-            theirs = make_config(read_toml(self.config))
-            if theirs.digest() != config.digest():
-                raise RunError(
-                    f"{self.path}: holds a run with another config ({difference(theirs, config)}); choose another --out"
-                )
-            if not resume:
-                raise RunError(
-                    f"{self.path}: holds this run already; continue it with --resume or choose another --out"
-                )
+    def check(self, config: Config, resume: bool) -> None:
+        """Refuses a folder in which this run must not be started or continued."""
         try:
-            with atomic_write(self.config) as file:
-                file.write(config.to_toml().encode())
-            write_json(self.path / "environment.json", environment())
+            occupied = self.config.exists()
+            stray = not occupied and (self.checkpoint.exists() or self.metrics.exists())
+        except OSError as problem:
+            raise RunError(f"{self.path}: cannot be read ({problem.strerror}); choose another --out") from None
+        if stray:
+            raise RunError(f"{self.path}: holds records but no config.toml; choose another --out")
+        if not occupied:
+            return
+        theirs = make_config(read_toml(self.config))
+        if theirs.digest() != config.digest():
+            difference = _difference(theirs, config)
+            raise RunError(f"{self.path}: holds a run with another config ({difference}); choose another --out")
+        if not resume:
+            raise RunError(f"{self.path}: holds this run already; continue it with --resume or choose another --out")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """The folder, for this process alone; it is made if it is not there."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
         except OSError as problem:
             raise RunError(f"{self.path}: cannot be written ({problem.strerror}); choose another --out") from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(f"{self.path}: another process is running in it; choose another --out") from None
+            yield
+
+    def save_config(self, config: Config) -> None:
+        """The config that the rounds from here on are run with."""
+        with atomic_write(self.config) as file:
+            file.write(config.to_toml().encode())
+
+    def save_environment(self) -> None:
+        """What the rounds are computed with; a resumption is added to what is known of the rounds before it."""
+        path, now = self.path / "environment.json", environment()
+        if path.exists():
+            known = json.loads(path.read_text())
+            write_json(path, known | {"resumed": [*known.get("resumed", []), now]})
+        else:
+            write_json(path, now)
 
     def save_partition(self, partition: Sequence[Tensor]) -> None:
-        """Saved once, before the first round; a resumed run reads it."""
+        """Saved before the first round; a resumed run reads it."""
         with atomic_write(self.partition) as file:
             file.write(json.dumps([part.tolist() for part in partition], separators=(",", ":")).encode())
 
-    def load_partition(self) -> list[Tensor] | None:
+    def load_partition(self, clients: int) -> list[Tensor] | None:
         """The saved partition, if there is one."""
         if not self.partition.exists():
             return None
         try:
-            return [torch.tensor(part, dtype=torch.int64) for part in json.loads(self.partition.read_text())]
+            parts = [torch.tensor(part, dtype=torch.int64) for part in json.loads(self.partition.read_text())]
         except (ValueError, TypeError) as problem:
             raise RunError(f"{self.partition}: damaged ({problem}); delete the folder to start again") from None
+        everything = torch.cat([torch.empty(0, dtype=torch.int64), *parts]).sort().values
+        if len(parts) != clients or not torch.equal(everything, torch.arange(len(everything))):
+            raise RunError(f"{self.partition}: damaged (not a partition among {clients} clients); delete the folder")
+        return parts
 
     def append(self, row: Row) -> None:
         """Adds the line of a round. Written before its checkpoint, so a checkpoint never lacks its line."""
         with self.metrics.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(row, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -106,7 +140,7 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         rows = []
-        for line in self.metrics.read_text().splitlines():
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
             try:
                 rows.append(json.loads(line))
             except ValueError:
@@ -116,12 +150,14 @@ class RunFolder:
     def keep_rows(self, rounds: int) -> list[Row]:
         """Drops the lines of rounds that the checkpoint does not know: they will be computed again."""
         rows = [row for row in self.rows() if row["round"] <= rounds]
+        if [row["round"] for row in rows] != list(range(1, rounds + 1)):
+            raise RunError(f"{self.metrics}: lacks rounds that the checkpoint has ({rounds}); delete the folder")
         with atomic_write(self.metrics) as file:
             file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
         return rows
 
 
-def difference(theirs: Config, ours: Config) -> str:
+def _difference(theirs: Config, ours: Config) -> str:
     """The first key in which two configs differ, in words."""
     a, b = theirs.flat(), ours.flat()
     key = next(key for key in b if a.get(key) != b[key] and key not in UNBOUND)

@@ -1,14 +1,16 @@
 """A run: rounds, evaluation, records, a checkpoint after each round, and its resumption bit for bit."""
 
+import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from incofl.client import Score
-from incofl.config import Config
+from incofl.config import Config, make_config
 from incofl.engine.build import build
 from incofl.engine.checkpoint import Identity, load_checkpoint, save_checkpoint, write_json
 from incofl.engine.executor import Executor, InProcess
@@ -16,6 +18,7 @@ from incofl.engine.federation import Federation
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.records import Row, RunFolder, summarise
 from incofl.engine.round import Tally, run_round
+from incofl.errors import ConfigError
 from incofl.server import Server
 
 # About ten seconds of training on one core: four times what starting worker processes takes.
@@ -51,11 +54,17 @@ class Silent:
         """Nothing."""
 
 
-def run(config: Config, out: str | Path, *, resume: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+def run(
+    config: Config | Mapping[str, Any],
+    out: str | Path,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
     """Trains the federation that a config describes and returns its summary.
 
     Args:
-        config: what to run.
+        config: what to run; nested values as in a config file are as good.
         out: the run folder.
         resume: continue the run in that folder from its last finished round, if there is one.
         progress: told about every client and round.
@@ -63,17 +72,30 @@ def run(config: Config, out: str | Path, *, resume: bool = False, progress: Prog
     Raises:
         KeyboardInterrupt: as it came, with every finished round saved and the summary written.
     """
-    progress = progress or Silent()
+    # A config that was put together by hand is checked here.
+    config = make_config(config.to_dict() if isinstance(config, Config) else config)
     folder = RunFolder(Path(out))
-    folder.claim(config, resume)
-    federation = build(config, folder.load_partition())
-    if config.data.partition != "virtual":  # a virtual partition follows from the config
-        folder.save_partition(federation.partition)
+    folder.check(config, resume)
+    federation = build(config, folder.load_partition(config.data.clients))
+    with folder.locked():
+        return _run(config, federation, folder, progress or Silent())
+
+
+def _run(config: Config, federation: Federation, folder: RunFolder, progress: Progress) -> dict[str, Any]:
     identity = Identity(config.digest(), federation.data.fingerprint())
     server = federation.start()
     if folder.checkpoint.exists():
         server = load_checkpoint(folder.checkpoint, server.layout, identity)
+    if server.round > config.rounds:
+        raise ConfigError(
+            f"rounds: got {config.rounds}, expected at least {server.round}: so many are finished already"
+        )
     rows = folder.keep_rows(server.round)
+    folder.save_config(config)
+    if config.data.partition != "virtual":  # a virtual partition follows from the config
+        folder.save_partition(federation.partition)
+    if server.round < config.rounds:
+        folder.save_environment()
     progress.started(config, federation, rows)
 
     status = "interrupted"
@@ -88,6 +110,7 @@ def run(config: Config, out: str | Path, *, resume: bool = False, progress: Prog
         status = "done"
     finally:
         executor.close()
+        folder.keep_rows(len(rows))  # an interruption may have come between a record and its checkpoint
         summary = summarise(rows, config, federation.levels_in_use, status)
         write_json(folder.summary, summary)
     return summary
@@ -126,8 +149,8 @@ def _round(
         "round": server.round,
         "accuracy": float(np.mean([score.accuracy for score in scores])) if scores else None,
         "accuracy_by_level": [score.accuracy for score in scores] or None,
-        "loss": tally.loss,
-        "test_loss": float(np.mean([score.loss for score in scores])) if scores else None,
+        "loss": _finite(tally.loss),
+        "test_loss": _finite(float(np.mean([score.loss for score in scores]))) if scores else None,
         "clients": sorted(tally.clients),
         "rejected": tally.rejected,
         "bytes_up": tally.bytes_up,
@@ -136,3 +159,8 @@ def _round(
         **tally.records,
     }
     return server, row
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN: a loss that is none is null."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,6 +1,6 @@
 """Components 2 and 3 of the paper: internal cross-layer gradients and the alleviation of their divergence.
 
-Imports only ``tensors`` and ``layout``: a reader of the paper can read this room alone.
+Imports only ``tensors``, ``layout`` and ``errors``: a reader of the paper can read this room alone.
 """
 
 from incofl.inco.cross_layer import mix

@@ -11,6 +11,7 @@ choice; see ``mix``.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -31,27 +32,70 @@ class Products(NamedTuple):
     beta: Tensor  # <g_0, g_k>
 
 
-def products(deep: Tensor, shallow: Tensor, granularity: Granularity) -> Products:
-    """Three reductions per unit: a kernel of a convolution weight by itself, any other tensor as a whole."""
-    # (out, in, kh, kw): one unit per (out, in) pair; vectors and matrices are one unit.
-    whole = granularity == "tensor" or deep.dim() <= 2
-    units = (1,) * deep.dim() if whole else (*deep.shape[:2], *(1,) * (deep.dim() - 2))
-    gk, g0 = deep.reshape(math.prod(units), -1), shallow.reshape(math.prod(units), -1)
+@dataclass(frozen=True)
+class Mixing:
+    """The choices of InCo; ``mix`` says what each means."""
 
-    def inner(a: Tensor, b: Tensor) -> Tensor:
-        return torch.einsum("nk,nk->n", a, b).view(units)
+    rule: Rule = "released"
+    granularity: Granularity = "kernel"
+    normalise: bool = True
+    optimise: bool = True
+    theta_max: float | None = 5.0
+    clip: float | None = 0.1
+    eps: float = 1e-7
+    guard_zero_reference: bool = True
 
-    alpha = inner(g0, g0)
-    return Products(inner(gk, gk).sqrt(), alpha.sqrt(), alpha, inner(g0, gk))
+    def __post_init__(self) -> None:
+        """One clear line for an option out of range."""
+        if self.rule not in ("released", "algorithm1", "theorem"):
+            raise ConfigError(f"inco.rule: got {self.rule!r}, expected released, algorithm1 or theorem")
+        if self.granularity not in ("kernel", "tensor"):
+            raise ConfigError(f"inco.granularity: got {self.granularity!r}, expected kernel or tensor")
+        for name, bound in (("theta_max", self.theta_max), ("clip", self.clip)):
+            if bound is not None and not bound > 0:
+                raise ConfigError(f"inco.{name}: got {bound}, expected a number > 0 or none")
+        if not self.eps >= 0:
+            raise ConfigError(f"inco.eps: got {self.eps}, expected a number >= 0")
 
+    def products(self, deep: Tensor, shallow: Tensor) -> Products:
+        """Three reductions per unit: a kernel of a convolution weight by itself, any other tensor as a whole."""
+        # (out, in, kh, kw): one unit per (out, in) pair; vectors and matrices are one unit.
+        whole = self.granularity == "tensor" or deep.dim() <= 2
+        units = (1,) * deep.dim() if whole else (*deep.shape[:2], *(1,) * (deep.dim() - 2))
+        gk, g0 = deep.reshape(math.prod(units), -1), shallow.reshape(math.prod(units), -1)
 
-def coefficient(p: Products, rule: Rule, theta_max: float | None, eps: float) -> Tensor:
-    """The theta of a rule, bounded; ``theorem`` has none where beta >= 0: there g_k satisfies the constraint."""
-    beta = p.beta.abs() if rule == "released" else p.beta
-    theta = beta / (p.alpha + eps)
-    if theta_max is not None:
-        theta = theta.clamp(-theta_max, theta_max)
-    return torch.where(p.beta < 0, theta, 0) if rule == "theorem" else theta
+        def inner(a: Tensor, b: Tensor) -> Tensor:
+            return torch.einsum("nk,nk->n", a, b).view(units)
+
+        alpha = inner(g0, g0)
+        return Products(inner(gk, gk).sqrt(), alpha.sqrt(), alpha, inner(g0, gk))
+
+    def theta(self, p: Products) -> Tensor:
+        """The weight of g_0, bounded; ``theorem`` has none where beta >= 0: there g_k satisfies the constraint."""
+        if not self.optimise:
+            return torch.ones_like(p.beta)
+        theta = (p.beta.abs() if self.rule == "released" else p.beta) / (p.alpha + self.eps)
+        if self.theta_max is not None:
+            theta = theta.clamp(-self.theta_max, self.theta_max)
+        return torch.where(p.beta < 0, theta, 0) if self.rule == "theorem" else theta
+
+    def combine(self, deep: Tensor, shallow: Tensor, p: Products) -> Tensor:
+        """The mixed update, a g_k + b g_0 with one a and one b per unit."""
+        theta = self.theta(p)
+        sign = 1 if self.rule == "released" or not self.optimise else -1
+        if self.normalise:
+            scale = (p.deep_norm + p.shallow_norm) / 2
+            a, b = scale / (p.deep_norm + self.eps), sign * theta * scale / (p.shallow_norm + self.eps)
+        else:
+            a, b = torch.ones_like(theta), sign * theta
+        keep = torch.zeros_like(theta, dtype=torch.bool)
+        if self.guard_zero_reference:
+            keep |= p.shallow_norm == 0
+        if self.rule == "theorem" and self.optimise:
+            keep |= p.beta >= 0
+        a, b = torch.where(keep, 1, a), torch.where(keep, 0, b)
+        mixed = (deep * a).addcmul_(shallow, b)
+        return mixed if self.clip is None else mixed.clamp_(-self.clip, self.clip)
 
 
 def mix(
@@ -89,41 +133,8 @@ def mix(
         guard_zero_reference: where g_0 is zero there is nothing to mix and the result is g_k; without the guard the
             formula halves g_k, as the released code does.
     """
-    check_options(rule, granularity, theta_max, clip, eps)
     if deep.shape != shallow.shape:
-        raise ConfigError(
-            f"mix: deep has shape {tuple(deep.shape)}, shallow {tuple(shallow.shape)}, expected one shape"
-        )
-    p = products(deep, shallow, granularity)
-    if not optimise:
-        step = torch.ones_like(p.beta)
-    elif rule == "released":
-        step = coefficient(p, rule, theta_max, eps)
-    else:
-        step = -coefficient(p, rule, theta_max, eps)
-
-    # The result is a g_k + b g_0 with one a and one b per unit.
-    if normalise:
-        scale = (p.deep_norm + p.shallow_norm) / 2
-        a, b = scale / (p.deep_norm + eps), step * scale / (p.shallow_norm + eps)
-    else:
-        a, b = torch.ones_like(step), step
-    keep = p.shallow_norm == 0 if guard_zero_reference else torch.zeros_like(step, dtype=torch.bool)
-    if rule == "theorem" and optimise:
-        keep = keep | (p.beta >= 0)
-    a, b = torch.where(keep, 1, a), torch.where(keep, 0, b)
-    mixed = (deep * a).addcmul_(shallow, b)
-    return mixed if clip is None else mixed.clamp_(-clip, clip)
-
-
-def check_options(rule: str, granularity: str, theta_max: float | None, clip: float | None, eps: float) -> None:
-    """One clear line for an option out of range."""
-    if rule not in ("released", "algorithm1", "theorem"):
-        raise ConfigError(f"inco.rule: got {rule!r}, expected released, algorithm1 or theorem")
-    if granularity not in ("kernel", "tensor"):
-        raise ConfigError(f"inco.granularity: got {granularity!r}, expected kernel or tensor")
-    for name, bound in (("theta_max", theta_max), ("clip", clip)):
-        if bound is not None and not bound > 0:
-            raise ConfigError(f"inco.{name}: got {bound}, expected a number > 0 or none")
-    if not eps >= 0:
-        raise ConfigError(f"inco.eps: got {eps}, expected a number >= 0")
+        shapes = f"deep has shape {tuple(deep.shape)}, shallow {tuple(shallow.shape)}"
+        raise ConfigError(f"mix: {shapes}, expected one shape")
+    mixing = Mixing(rule, granularity, normalise, optimise, theta_max, clip, eps, guard_zero_reference)
+    return mixing.combine(deep, shallow, mixing.products(deep, shallow))

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
-from incofl.inco.cross_layer import Granularity, Rule, check_options, coefficient, mix, products
+from incofl.inco.cross_layer import Mixing, Products
 from incofl.layout import Layout
 from incofl.tensors import Tensors
 
@@ -13,7 +11,7 @@ Record = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
-class InCo:
+class InCo(Mixing):
     """Replaces the update of every deep layer by its mix with the shallow layer of the same shape in its stage.
 
     The fields are the arguments of ``mix``, and the config section ``inco``.
@@ -32,20 +30,9 @@ class InCo:
             ``first-same-shape`` (as the paper words it).
     """
 
-    rule: Rule = "released"
-    granularity: Granularity = "kernel"
-    normalise: bool = True
-    optimise: bool = True
-    theta_max: float | None = 5.0
-    clip: float | None = 0.1
-    eps: float = 1e-7
-    guard_zero_reference: bool = True
     reference: Literal["released", "first-same-shape"] = "released"
 
     name = "inco"
-
-    def __post_init__(self) -> None:
-        check_options(self.rule, self.granularity, self.theta_max, self.clip, self.eps)
 
     def __call__(self, update: Tensors, layout: Layout) -> tuple[Tensors, Record]:
         """The mixed update and, per mixed tensor, the coefficients of this round. Leaves its input as it is.
@@ -57,30 +44,19 @@ class InCo:
         mixed, record = dict(update), Record()
         for deep, shallow in pairs.items():
             if deep in update and shallow in update:
-                mixed[deep] = self._mix(update[deep], update[shallow])
-                record[deep] = self._describe(update[deep], update[shallow])
+                p = self.products(update[deep], update[shallow])
+                mixed[deep] = self.combine(update[deep], update[shallow], p)
+                record[deep] = self._describe(p)
         return mixed, record
 
-    def _mix(self, deep: Tensor, shallow: Tensor) -> Tensor:
-        return mix(
-            deep,
-            shallow,
-            rule=self.rule,
-            granularity=self.granularity,
-            normalise=self.normalise,
-            optimise=self.optimise,
-            theta_max=self.theta_max,
-            clip=self.clip,
-            eps=self.eps,
-            guard_zero_reference=self.guard_zero_reference,
-        )
-
-    def _describe(self, deep: Tensor, shallow: Tensor) -> dict[str, float]:
-        p = products(deep, shallow, self.granularity)
+    def _describe(self, p: Products) -> dict[str, float]:
+        """Means over the units in which something moved; where nobody held a kernel there is nothing to describe."""
+        moved = (p.deep_norm > 0) | (p.shallow_norm > 0)
+        count = max(int(moved.sum()), 1)
         return {
-            "theta": float(coefficient(p, self.rule, self.theta_max, self.eps).mean()),
-            "beta": float(p.beta.mean()),
-            "beta_positive": float((p.beta > 0).float().mean()),
+            "theta": float((self.theta(p) * moved).sum()) / count,
+            "beta": float(p.beta.sum()) / count,
+            "beta_positive": float((p.beta > 0).sum()) / count,
             "norm_deep": float(p.deep_norm.square().sum().sqrt()),
             "norm_shallow": float(p.shallow_norm.square().sum().sqrt()),
         }

@@ -25,8 +25,8 @@ class PerArchitecture(ServerRule):
     """Levels share nothing: the server keeps one whole model for each."""
 
     def private(self, layout: Layout, piece: Slice) -> frozenset[str]:
-        """Every parameter."""
-        return layout.parameters
+        """Everything, batch-norm statistics too."""
+        return frozenset(layout.axes)
 
 
 fedavg = Method("fedavg", "FedAvg: each size is averaged with itself only", server=PerArchitecture())

@@ -8,7 +8,7 @@ from incofl.layout import Layout
 from incofl.split.depth import Depth, DepthSplitter, check_depth, layer_depth, layer_depths, stage_depths
 from incofl.split.slice import Slice, cut
 from incofl.split.submodel import submodel
-from incofl.split.width import WidthSplitter
+from incofl.split.width import WidthSplitter, kept
 
 __all__ = ["DepthSplitter", "Kind", "Slice", "Splitter", "WidthSplitter", "cut", "make_splitter", "submodel"]
 
@@ -45,11 +45,26 @@ def make_splitter(
         depth: for ``hetero``: ``full`` (width only, as in the paper's tables), ``scaled`` (the same share of the
             blocks of each stage), or one entry per level as for ``stage``.
     """
+    if not isinstance(levels, int) and not levels:
+        raise LayoutError("split.levels: got an empty list, expected one entry per level")
     if kind != "hetero" and depth != "full":
         raise LayoutError(f"split.depth: got {depth!r} with split.kind={kind}, expected it only with split.kind=hetero")
+    splitter = _make_splitter(layout, kind, levels, depth)
+    sizes = [splitter.slice(layout, level, 0).num_elements for level in range(len(splitter.depths))]
+    if sizes != sorted(sizes):
+        raise LayoutError(f"split.levels: got sizes {sizes} in scalars, expected the levels from small to large")
+    return splitter
+
+
+def _make_splitter(
+    layout: Layout,
+    kind: Kind,
+    levels: int | Sequence[int | float | Sequence[int]],
+    depth: Literal["full", "scaled"] | Sequence[int | Sequence[int]],
+) -> Splitter:
     match kind:
         case "stage":
-            return DepthSplitter(tuple(_depths(layout, levels)))
+            return DepthSplitter(tuple(_depths(layout, levels, "split.levels")))
         case "layer":
             if isinstance(levels, int):
                 return DepthSplitter(tuple(layer_depths(layout, levels)))
@@ -60,20 +75,20 @@ def make_splitter(
             if depth == "full":
                 depths = [layout.depth] * len(ratios)
             elif depth == "scaled":
-                depths = [tuple(max(1, -int(-ratio * n // 1)) for n in layout.depth) for ratio in ratios]
+                depths = [tuple(kept(n, ratio) for n in layout.depth) for ratio in ratios]
             else:
-                depths = _depths(layout, depth)
+                depths = _depths(layout, depth, "split.depth")
             if len(depths) != len(ratios):
                 raise LayoutError(f"split.depth: got {len(depths)} entries for {len(ratios)} levels, expected as many")
             return WidthSplitter(tuple(ratios), tuple(depths))
 
 
-def _depths(layout: Layout, levels: int | Sequence[int | float | Sequence[int]]) -> list[Depth]:
+def _depths(layout: Layout, levels: int | Sequence[int | float | Sequence[int]], key: str) -> list[Depth]:
     if isinstance(levels, int):
         return stage_depths(layout, levels)
     stages = len(layout.depth)
     return [
-        check_depth(layout, entry if isinstance(entry, Sequence) else [_whole(entry, level)] * stages, level)
+        check_depth(layout, entry if isinstance(entry, Sequence) else [_whole(entry, level)] * stages, level, key)
         for level, entry in enumerate(levels)
     ]
 

@@ -18,11 +18,11 @@ def kept_blocks(layout: Layout, depth: Depth) -> frozenset[str]:
     return frozenset(block for stage, keep in zip(layout.stages, depth, strict=True) for block in stage[:keep])
 
 
-def check_depth(layout: Layout, depth: Sequence[int], level: int) -> Depth:
+def check_depth(layout: Layout, depth: Sequence[int], level: int, key: str = "split.levels") -> Depth:
     """Refuses a depth that the model does not have, or that leaves a stage empty (its first block sets the shape)."""
     if len(depth) != len(layout.depth) or any(not 1 <= d <= n for d, n in zip(depth, layout.depth, strict=False)):
         raise LayoutError(
-            f"split.levels: level {level} keeps {list(depth)} blocks, expected {len(layout.depth)} numbers "
+            f"{key}: level {level} keeps {list(depth)} blocks, expected {len(layout.depth)} numbers "
             f"from 1 to {list(layout.depth)}, the model's blocks per stage"
         )
     return tuple(depth)
@@ -72,6 +72,11 @@ def layer_depth(layout: Layout, layers: int, level: int) -> Depth:
 def layer_depths(layout: Layout, count: int) -> list[Depth]:
     """``count`` depths that end with the whole model and start at two thirds of it, as 8 to 12 blocks of a ViT."""
     total = sum(layout.depth)
+    if count > layout.depth[-1]:
+        raise LayoutError(
+            f"split.levels: got {count} levels, expected 1 to {layout.depth[-1]}: layer splitting keeps the first "
+            "blocks and cannot leave a stage empty (for ResNets use split.kind=stage)"
+        )
     least = max(total - layout.depth[-1] + 1, min(-(-2 * total // 3), total - count + 1))
     return spread([layer_depth(layout, n, 0) for n in range(least, total + 1)], count)
 

@@ -17,9 +17,14 @@ from incofl.split.slice import Index, Slice, cut
 Window = Literal["prefix", "rolling"]
 
 
+def kept(size: int, ratio: float) -> int:
+    """``ceil(ratio * size)``, at least 1; 0.07 * 100 is a hair above 7 in floating point, and means 7."""
+    return max(1, math.ceil(ratio * size - 1e-9))
+
+
 def kept_channels(size: int, ratio: float, start: int = 0) -> Index:
     """``ceil(ratio * size)`` neighbouring channels from ``start`` on, wrapping at the end."""
-    width = math.ceil(ratio * size - 1e-9)  # 0.07 * 100 is a hair above 7 in floating point, and means 7
+    width = kept(size, ratio)
     start %= size
     if start + width <= size:
         return slice(start, start + width)

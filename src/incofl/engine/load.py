@@ -1,0 +1,35 @@
+"""Getting a trained model out of a run folder."""
+
+from pathlib import Path
+
+from torch import nn
+
+from incofl.config import load_config
+from incofl.engine.build import build_model, build_splitter
+from incofl.engine.checkpoint import load_checkpoint
+from incofl.engine.records import RunFolder
+from incofl.errors import ConfigError, RunError
+from incofl.split import submodel
+
+
+def load_model(folder: str | Path, level: int = -1) -> nn.Module:
+    """The model of a level after the last finished round of a run, ready for evaluation.
+
+    Args:
+        folder: the run folder.
+        level: 0 is the smallest; -1 the largest.
+    """
+    records = RunFolder(Path(folder))
+    if not records.checkpoint.exists():
+        raise RunError(f"{folder}: holds no checkpoint; is it a run folder with a finished round?")
+    config = load_config(records.config)
+    model = build_model(config)
+    splitter = build_splitter(config, model)
+    levels = len(splitter.depths)
+    if not -levels <= level < levels:
+        raise ConfigError(f"level: got {level}, expected 0 to {levels - 1}, or -1 for the largest")
+    server = load_checkpoint(records.checkpoint, model.layout)
+    piece = splitter.slice(model.layout, level % levels, server.round)
+    module = submodel(model.template, model.layout, piece)
+    module.load_state_dict(piece.take(server.state(level % levels)))
+    return module.eval()
