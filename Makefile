@@ -1,9 +1,17 @@
-# make demo | test | check | bench: each prepares .venv by itself and installs again only when the pins change.
+# make demo | test | check | format | bench: each prepares .venv by itself and installs again only when the pins change.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check format bench clean
+.PHONY: help demo test check format bench clean
+
+help:
+	@echo "make demo    train five sizes of a ResNet on the embedded digits (runs/demo)"
+	@echo "make test    run the tests"
+	@echo "make check   format, lint, types: what CI runs before the tests"
+	@echo "make format  mend format and lint where that can be done"
+	@echo "make bench   run the benchmarks"
+	@echo "make clean   remove .venv"
 
 demo: $(READY)
 	rm -rf runs/demo

@@ -160,6 +160,40 @@ def test_output_without_unicode(incofl: Shell, tmp_path: Path, monkeypatch: pyte
     assert "test accuracy by level" in done.stdout.decode("ascii")
 
 
+def test_live_display_on_a_terminal(tmp_path: Path) -> None:
+    """Bars with rounds, clients, accuracy and the time left; then the table."""
+    import os
+    import pty
+    import subprocess
+
+    main_end, terminal = pty.openpty()
+    command = [sys.executable, "-m", "incofl", "run", *SMALL, "--out", str(tmp_path)]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "PYTHONIOENCODING": "utf-8"}
+    process = subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE, env=environment)
+    os.close(terminal)
+    seen = b""
+    while True:
+        try:
+            part = os.read(main_end, 65536)
+        except OSError:  # the other end is closed
+            break
+        seen += part
+    assert (process.wait(), process.communicate()[1]) == (0, b"")
+    shown = seen.decode()
+    for text in ("rounds", "clients", "1/2", "accuracy 0.", "0:0", "test accuracy by level"):
+        assert text in shown, text
+    assert "round 1/2" not in shown  # plain lines are for files and pipes
+
+
+def test_the_demo_keeps_its_promise(incofl: Shell, tmp_path: Path) -> None:
+    """Mean accuracy over the five levels of at least 0.85 on digits under Dirichlet 0.5."""
+    code, _, _ = incofl("run", "demo", "--set", "eval.every=25", "--out", tmp_path, "--quiet")
+    assert code == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["accuracy"] >= 0.85
+    assert len(summary["accuracy_by_level"]) == 5
+
+
 @pytest.mark.parametrize(
     ("what", "some"),
     [
