@@ -141,7 +141,7 @@ class Config:
     seed: Annotated[int, Ge(0)] = 0
     rounds: Count = 50
     method: str = "incoavg"
-    cohort: Count | Annotated[float, Gt(0), Lt(1)] = 0.25
+    cohort: Count | Annotated[float, Gt(0), Lt(1)] = 0.4
     buffers: BufferPolicy = "per-level"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
