@@ -37,7 +37,7 @@ class Accumulator:
 
     def add(self, piece: Slice, part: Mapping[str, Tensor], weight: float = 1.0) -> None:
         """Adds a client's ``part``, which is in the coordinates of its slice."""
-        for name in part.keys() - self._sum.keys():
+        for name in [name for name in part if name not in self._sum]:
             # Whole numbers (counters of batch norm) are summed exactly, in float64.
             dtype = self._dtype if part[name].is_floating_point() else torch.float64
             self._sum[name] = torch.zeros(self._layout.shapes[name], dtype=dtype)

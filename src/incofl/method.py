@@ -6,7 +6,7 @@ The splitter comes from the config's ``split`` section unless the method insists
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -76,25 +76,28 @@ class ServerRule:
         private: dict[int, _ChangeSum] = {}
         for upload in uploads:
             own = self.private(layout, upload.slice)
-            level = private.setdefault(upload.level, _ChangeSum(layout, dtype))
             weight = float(upload.examples) if self.weighting == "samples" else 1.0
-            kept = {name: value for name, value in upload.update.items() if name in own}
-            shared.update.add(upload.slice, {n: v for n, v in upload.update.items() if n not in own}, weight)
-            level.update.add(upload.slice, kept, weight)
+            shared.add(upload, layout.axes.keys() - own, weight)
             # Buffers are averaged even where levels keep their own: a level that has none yet starts from the average.
-            shared.buffers.add(upload.slice, {n: v for n, v in upload.buffers.items() if n not in own}, weight)
-            per_level = self.buffers == "per-level"
-            level.buffers.add(upload.slice, {n: v for n, v in upload.buffers.items() if per_level or n in own}, weight)
+            kept = own | layout.buffers if self.buffers == "per-level" else own
+            private.setdefault(upload.level, _ChangeSum(layout, dtype)).add(upload, kept, weight)
         return Changes(shared.mean(), {level: change.mean() for level, change in private.items()})
 
 
 class _ChangeSum:
+    """Sums up what uploads do to one state."""
+
     def __init__(self, layout: Layout, dtype: torch.dtype) -> None:
-        self.update = Accumulator(layout, dtype)
-        self.buffers = Accumulator(layout, dtype)
+        self._update = Accumulator(layout, dtype)
+        self._buffers = Accumulator(layout, dtype)
+
+    def add(self, upload: Upload, names: Set[str], weight: float) -> None:
+        """Adds the entries of an upload that have one of the names."""
+        for accumulator, part in ((self._update, upload.update), (self._buffers, upload.buffers)):
+            accumulator.add(upload.slice, {name: part[name] for name in part if name in names}, weight)
 
     def mean(self) -> Change:
-        return Change(self.update.mean(), self.buffers.mean())
+        return Change(self._update.mean(), self._buffers.mean())
 
 
 @dataclass(frozen=True)

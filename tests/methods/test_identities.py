@@ -117,6 +117,22 @@ def test_inco_changes_exactly_its_targets_in_the_first_round() -> None:
     )
 
 
+@pytest.mark.parametrize("counts", [[2, 2, 2, 2, 2], [3, 3, 2, 2, 0]])
+def test_resnet26_end_to_end(counts: list[int]) -> None:
+    """A real round of the paper's five ResNets: InCo changes its 16 tensors and nothing else.
+
+    Without a client of the largest level the third blocks of stages 1 and 2, which only it holds, keep every bit.
+    """
+    resnet = ("model.name=resnet26", "model.width=0.0625", "split.levels=5", f"split.counts={counts}")
+    runs = {m: run_rounds(tiny_federation(*resnet, f"method={m}"), 1, cohort=10) for m in ("heteroavg", "incoavg")}
+    before, plain = (server.shared for server in runs["heteroavg"])
+    mixed = runs["incoavg"][-1].shared
+    sixteen = {f"layer{s}.{b}.conv{c}.weight" for s in (1, 2, 3, 4) for b in (1, 2) for c in (1, 2)}
+    only_large = {name for name in before if name.startswith(("layer1.2.", "layer2.2."))} if counts[-1] == 0 else set()
+    assert {name for name in plain if not torch.equal(plain[name], mixed[name])} == sixteen - only_large
+    assert {name for name in before if torch.equal(before[name], mixed[name])} == only_large
+
+
 def test_incoavg_is_heteroavg_plus_inco() -> None:
     first, second = (run_rounds(tiny_federation(f"method={m}"), 2)[-1] for m in ("incoavg", "HeteroAvg+InCo"))
     assert same(first.shared, second.shared)
