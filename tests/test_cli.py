@@ -278,6 +278,7 @@ def test_a_failed_start_can_be_repeated(incofl: Shell, tmp_path: Path) -> None:
     """A start that fails for want of data leaves nothing behind that would be in the way."""
     out = tmp_path / "r"
     assert incofl("run", "--set", "data.name=cifar10", "--set", f"data.root={tmp_path}", "--out", out)[0] == 2
+    assert not out.exists()
     assert incofl("run", *SMALL, "--out", out)[0] == 0
 
 

@@ -1,8 +1,8 @@
 """The command line. Exit codes: 0 done, 2 bad input (one line on stderr), 130 interrupted with all rounds saved."""
 
 import dataclasses
-import itertools
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -89,11 +89,8 @@ def run(
             summary = run_federation(resolved, folder.path, resume=resume, progress=display)
     except KeyboardInterrupt:
         done = len(folder.rows())  # rows without a checkpoint were dropped on the way out
-        typer.echo(
-            f"incofl: interrupted; {done} finished round(s) are saved, continue with: "
-            f"incofl run --resume --out {folder.path}",
-            err=True,
-        )
+        advice = f"{done} finished round(s) are saved, continue with: incofl run --resume --out {folder.path}"
+        typer.echo(f"incofl: interrupted; {advice if done else 'no round was finished'}", err=True)
         raise typer.Exit(130) from None
     assert display.federation is not None
     ascii_only = console.options.ascii_only
@@ -177,16 +174,8 @@ def _start(
 
 def _new_folder(config: Config) -> Path:
     """A folder of its own for a run without --out, also when a sweep starts several in one second."""
-    name = f"{config.method}-{config.data.name}-s{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-    for attempt in itertools.count(2):
-        path = Path("runs") / name
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            name = f"{name.rpartition('_')[0] or name}_{attempt}"
-        else:
-            return path
-    raise AssertionError
+    name = f"{config.method}-{config.data.name}-s{config.seed}"
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
 def _config(config: str | None, method: str | None, set_: list[str] | None, fleet: list[DeviceClass]) -> Config:
