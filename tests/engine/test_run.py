@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -146,13 +147,14 @@ def test_sigkill_at_several_moments(tmp_path: Path) -> None:
     assert comparable(folder) == comparable(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_cleanly_and_can_be_resumed(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1)])
+def test_ctrl_c_ends_cleanly_and_can_be_resumed(tmp_path: Path, number: signal.Signals, workers: int) -> None:
+    """A terminal sends Ctrl-C to the whole process group, worker processes included."""
     folder = tmp_path / "r"
-    command = [*COMMAND, *SMALL, "--set", "rounds=400", "--out", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    command = [*COMMAND, *SMALL, "--set", "rounds=400", "--set", f"engine.workers={workers}", "--out", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
     wait_for_lines(folder / "metrics.jsonl", 2, process)
-    process.send_signal(number)
+    os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.decode().count("\n") == 1
