@@ -151,7 +151,21 @@ def test_sigkill_at_several_moments(tmp_path: Path) -> None:
 def test_ctrl_c_ends_cleanly_and_can_be_resumed(tmp_path: Path, number: signal.Signals, workers: int) -> None:
     """A terminal sends Ctrl-C to the whole process group, worker processes included."""
     folder = tmp_path / "r"
-    command = [*COMMAND, *SMALL, "--set", "rounds=400", "--set", f"engine.workers={workers}", "--out", str(folder)]
+    # Tests that run in the background inherit an ignored SIGINT, which a command in a terminal does not have.
+    attentive = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import incofl.__main__"
+    command = [
+        sys.executable,
+        "-c",
+        attentive,
+        "run",
+        *SMALL,
+        "--set",
+        "rounds=400",
+        "--set",
+        f"engine.workers={workers}",
+        "--out",
+        str(folder),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
     wait_for_lines(folder / "metrics.jsonl", 2, process)
     os.killpg(process.pid, number)
