@@ -83,3 +83,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_configs_are_valid() -> None:
     for path in sorted((ROOT / "experiments").glob("*.toml")):
         load_config(path)
+
+
+def test_tables_are_the_results_as_they_came_out() -> None:
+    page = (ROOT / "docs" / "results.md").read_text()
+    for path in (ROOT / "experiments" / "results").glob("*.md"):
+        assert path.read_text().strip() in page, path.name
+    cells = {cell for path in (ROOT / "experiments" / "results").glob("*.md") for cell in path.read_text().split(" | ")}
+    for number in re.findall(r"[\d.]+ ± [\d.]+", README):
+        assert number in cells, number
