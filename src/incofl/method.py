@@ -2,7 +2,7 @@
 
     Method = splitter  x  client rule  x  server rule  x  update transforms        (InCo is an update transform)
 
-The splitter comes from the config's ``split`` section unless the method insists on its own.
+The splitter comes from the config's ``split`` section; the other three are a ``Method``.
 """
 
 import dataclasses

@@ -13,11 +13,6 @@ def clone(a: Mapping[str, Tensor]) -> Tensors:
     return {name: value.detach().clone() for name, value in a.items()}
 
 
-def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
-    """``a - b`` for the names of ``a``."""
-    return {name: value.detach() - b[name] for name, value in a.items()}
-
-
 def num_bytes(a: Mapping[str, Tensor]) -> int:
     """Bytes of the elements, as they would cross a network uncompressed."""
     return sum(value.numel() * value.element_size() for value in a.values())

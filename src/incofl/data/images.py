@@ -111,8 +111,10 @@ def _idx(folder: Path, name: str, count: int) -> Tensor:
             "the file is truncated or of another data set"
         )
     array = torch.frombuffer(bytearray(body), dtype=torch.uint8).view(*sizes)
-    _check_labels(array, path) if dims == 1 else None
-    return array.unsqueeze(1) if dims == 3 else array
+    if dims == 3:
+        return array.unsqueeze(1)  # one channel
+    _check_labels(array, path)
+    return array
 
 
 def _cifar10(root: Path) -> tuple[Images, Images]:
