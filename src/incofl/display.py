@@ -74,6 +74,7 @@ class RunDisplay:
         """One round more."""
         self._live.update(self._rounds, completed=row["round"], note=_note(row))
         self._live.update(self._clients, completed=0, note="")
+        self._live.refresh()  # every round is seen, however short
         if not self._console.is_terminal or row["rejected"]:
             self._print(
                 f"round {row['round']:>{len(str(self._total))}}/{self._total}  {_note(row)}  {row['seconds']:.1f} s"
