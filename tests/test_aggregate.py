@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incofl.aggregate import Accumulator
+from incofl.aggregate import Accumulator, Part
 from incofl.layout import Layout
 from incofl.models import make_model
 from incofl.server import Change
@@ -35,7 +35,7 @@ def test_agrees_with_a_dense_mean_over_nan_masks(
         piece = WidthSplitter((ratio,), ((first, second),), window).slice(LAYOUT, 0, seed % 17)
         held = {name: shape for name, shape in piece.shapes.items() if name in LAYOUT.parameters}
         part = {name: torch.randn(s, generator=generator, dtype=torch.float64) for name, s in held.items()}
-        accumulator.add(piece, part, weight=float(examples + 1))
+        accumulator.add(Part(piece, part, float(examples + 1)))
         weights.append(examples + 1)
         for name in LAYOUT.parameters:
             full = np.full(LAYOUT.shapes[name], np.nan)
@@ -65,8 +65,8 @@ def test_by_hand() -> None:
     layout = make_model("tiny-resnet", width=0.25, shape=(1, 8, 8)).layout  # two channels in stage 1
     narrow, wide = splitter.slice(layout, 0, 0), splitter.slice(layout, 1, 0)
     accumulator = Accumulator(layout)
-    accumulator.add(narrow, {"bn1.weight": torch.tensor([1.0])}, weight=1)
-    accumulator.add(wide, {"bn1.weight": torch.tensor([4.0, 6.0])}, weight=3)
+    accumulator.add(Part(narrow, {"bn1.weight": torch.tensor([1.0])}, 1.0))
+    accumulator.add(Part(wide, {"bn1.weight": torch.tensor([4.0, 6.0])}, 3.0))
     covered = accumulator.mean()
     assert covered.values["bn1.weight"].tolist() == [3.25, 6.0]
     assert covered.weight["bn1.weight"].tolist() == [4.0, 3.0]
@@ -77,7 +77,7 @@ def test_whole_numbers_are_truncated() -> None:
     piece = WidthSplitter((1.0,), ((2, 2),)).slice(LAYOUT, 0, 0)
     accumulator = Accumulator(LAYOUT)
     for count in (3, 4, 4):
-        accumulator.add(piece, {"bn1.num_batches_tracked": torch.tensor(count)})
+        accumulator.add(Part(piece, {"bn1.num_batches_tracked": torch.tensor(count)}))
     mean = accumulator.mean().values["bn1.num_batches_tracked"]
     assert mean.dtype == torch.int64
     assert int(mean) == 3
@@ -88,7 +88,7 @@ def test_positions_held_by_nobody_keep_every_bit() -> None:
     splitter = WidthSplitter((0.5,), ((1, 1),))
     piece = splitter.slice(LAYOUT, 0, 0)
     accumulator = Accumulator(LAYOUT)
-    accumulator.add(piece, {"bn1.weight": torch.ones(4)})
+    accumulator.add(Part(piece, {"bn1.weight": torch.ones(4)}))
     state = {"bn1.weight": torch.tensor([1.0, 1, 1, 1, -0.0, float("nan"), 3e-45, 7])}
     new = Change(update=accumulator.mean()).apply(state)
     assert new["bn1.weight"][:4].tolist() == [2.0] * 4
@@ -101,5 +101,31 @@ def test_precision_of_the_running_sum(dtype: torch.dtype, expected: float) -> No
     piece = WidthSplitter((1.0,), ((2, 2),)).slice(LAYOUT, 0, 0)
     accumulator = Accumulator(LAYOUT, dtype)
     for value in (2.0**24, 1.0, 1.0, 0.0):
-        accumulator.add(piece, {"fc.bias": torch.full((10,), value)})
+        accumulator.add(Part(piece, {"fc.bias": torch.full((10,), value)}))
     assert float(accumulator.mean().values["fc.bias"][0]) == expected
+
+
+@pytest.mark.parametrize("window", ["prefix", "rolling"])
+def test_who_arrives_together_does_not_matter(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one, in groups or all at once, in chunks or whole: the same sums, bit for bit."""
+    monkeypatch.setattr("incofl.aggregate._CHUNK", 50)
+    splitter = WidthSplitter((0.4, 0.7, 1.0), ((1, 1), (2, 1), (2, 2)), window)
+    slices = [splitter.slice(LAYOUT, level, 5) for level in range(3)]
+    generator = torch.Generator().manual_seed(1)
+    parts = []
+    for level, weight in ((2, 3.0), (2, 0.1), (1, 7.0), (0, 1.0), (1, 2.0), (2, 5.0)):
+        held = {name: shape for name, shape in slices[level].shapes.items() if name in LAYOUT.parameters}
+        values = {name: torch.randn(shape, generator=generator) for name, shape in held.items()}
+        parts.append(Part(slices[level], values, weight))
+
+    def result(*sizes: int) -> dict[str, torch.Tensor]:
+        accumulator, rest = Accumulator(LAYOUT), list(parts)
+        for size in sizes:
+            accumulator.add(*rest[:size])
+            del rest[:size]
+        return accumulator.mean().values
+
+    one_by_one = result(1, 1, 1, 1, 1, 1)
+    for sizes in ((6,), (2, 4), (3, 3), (1, 5)):
+        other = result(*sizes)
+        assert all(torch.equal(other[name], one_by_one[name]) for name in one_by_one)

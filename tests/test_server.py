@@ -30,7 +30,7 @@ def start() -> Server:
 
 
 def advance(server: Server, rule: ServerRule, *uploads: Upload) -> Server:
-    return server.advance(rule.aggregate(server, uploads))
+    return server.advance(rule.aggregate(server, [uploads]))
 
 
 def value(state: Tensors, name: str) -> float:

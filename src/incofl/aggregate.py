@@ -1,15 +1,20 @@
-"""The covered mean: every scalar position is averaged over the clients that hold it, one upload at a time."""
+"""The covered mean: every scalar position is averaged over the clients that hold it, as their uploads arrive."""
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from incofl.layout import Layout
+from incofl.layout import Axes, Layout
 from incofl.split import Slice
 from incofl.split.slice import cuts
-from incofl.tensors import Tensors
+from incofl.tensors import Tensors, empty
+
+_CHUNK = 2**18  # elements of a sum that stay in a core's cache while several uploads are added to them
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,26 @@ class Covered:
     values: Tensors = field(default_factory=dict)
     weight: Tensors = field(default_factory=dict)
 
+    @cached_property
+    def gaps(self) -> frozenset[str]:
+        """The tensors with positions that nobody held."""
+        distinct = {id(weight): weight for weight in self.weight.values()}  # many tensors share one
+        open_ = {number for number, weight in distinct.items() if float(weight.min()) == 0}
+        return frozenset(name for name, weight in self.weight.items() if id(weight) in open_)
+
+    def replace(self, name: str, old: Tensor, new: Tensor) -> Tensor:
+        """``new`` where somebody held the position, ``old`` bit for bit elsewhere."""
+        return torch.where(self.weight[name] > 0, new, old) if name in self.gaps else new
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one client adds: values in the coordinates of its slice, and their weight."""
+
+    slice: Slice
+    values: Mapping[str, Tensor]
+    weight: float = 1.0
+
 
 class Accumulator:
     """Per-position sum and weight. Holds one server model, however many clients pass through."""
@@ -32,46 +57,89 @@ class Accumulator:
         self._dtype = dtype
         self._sum: Tensors = {}
         self._dtypes: dict[str, torch.dtype] = {}
-        # Clients of a level share a slice, so a tensor has few distinct index maps: their weights are added up first.
-        self._weights: dict[str, dict[int, tuple[Slice, float]]] = {}
+        # Clients of a level share a slice: there are few, and their weights are added up first.
+        self._weights: dict[tuple[int, frozenset[str]], tuple[Slice, float]] = {}
 
-    def add(self, piece: Slice, part: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """Adds a client's ``part``, which is in the coordinates of its slice."""
-        for name in [name for name in part if name not in self._sum]:
-            # Whole numbers (counters of batch norm) are summed exactly, in float64.
-            dtype = self._dtype if part[name].is_floating_point() else torch.float64
-            self._sum[name] = torch.zeros(self._layout.shapes[name], dtype=dtype)
-            self._dtypes[name] = part[name].dtype
-            self._weights[name] = {}
-        piece.put(part, self._sum, weight)
-        for name in part:
-            _, before = self._weights[name].get(id(piece), (piece, 0.0))
-            self._weights[name][id(piece)] = piece, before + weight
+    def add(self, *parts: Part) -> None:
+        """Adds what some clients uploaded. The sums depend on the order of the clients, not on who comes together.
+
+        Of parts that come together a piece of a sum is fetched from memory once, and not once per part.
+        """
+        large: dict[str, list[Part]] = {}
+        for part in parts:
+            key = id(part.slice), frozenset(part.values)
+            _, before = self._weights.get(key, (part.slice, 0.0))
+            self._weights[key] = part.slice, before + part.weight
+            small: Tensors = {}
+            for name, value in part.values.items():
+                if math.prod(self._layout.shapes[name]) > _CHUNK:
+                    large.setdefault(name, []).append(part)
+                    continue
+                if name not in self._sum:
+                    self._sum[name] = self._new(name, value).zero_()
+                small[name] = value
+            part.slice.put(small, self._sum, part.weight)
+        for name, holders in large.items():
+            # Neighbours that hold the same positions are added chunk by chunk; their order is kept.
+            for _, same in itertools.groupby(holders, key=lambda p: None if name in p.slice.whole else id(p.slice)):
+                self._add(name, list(same))
 
     def mean(self) -> Covered:
         """Sum over weight where somebody held the position, exactly 0 elsewhere. Whole numbers are truncated.
 
         The sums become the means: an accumulator has one mean.
         """
-        weights = {name: self._weight(name) for name in self._sum}
-        values = {}
+        # The weights of a position follow from its channels and who holds them: many tensors share them.
+        alike: dict[tuple[Axes, torch.dtype, tuple[bool, ...]], list[str]] = {}
         for name, total in self._sum.items():
-            mean = total.div_(torch.where(weights[name] > 0, weights[name], 1))
-            values[name] = mean.to(self._dtypes[name])
+            holders = tuple(name in names for _, names in self._weights)
+            alike.setdefault((self._layout.axes[name], total.dtype, holders), []).append(name)
+        weights: Tensors = {}
+        for names in alike.values():
+            weight = self._weight(names[0])
+            weights |= dict.fromkeys(names, weight)
+            totals = [self._sum[name] for name in names]
+            if weight.numel() == 1:
+                torch._foreach_div_(totals, float(weight))
+            else:
+                torch._foreach_div_(totals, [torch.where(weight > 0, weight, 1)] * len(totals))
+        values = {name: total.to(self._dtypes[name]) for name, total in self._sum.items()}
         self._sum = {}
         return Covered(values, weights)
 
+    def _new(self, name: str, value: Tensor) -> Tensor:
+        self._dtypes[name] = value.dtype
+        # Whole numbers (counters of batch norm) are summed exactly, in float64.
+        return empty(self._layout.shapes[name], self._dtype if value.is_floating_point() else torch.float64)
+
+    def _add(self, name: str, parts: Sequence[Part]) -> None:
+        """Adds parts that hold the same positions of a tensor."""
+        piece, fresh = parts[0].slice, name not in self._sum
+        if fresh:
+            self._sum[name] = self._new(name, parts[0].values[name])
+            if name not in piece.whole:
+                self._sum[name].zero_()
+        target = piece.view(name, self._sum[name])
+        if target is None:
+            for part in parts:
+                piece.put({name: part.values[name]}, self._sum, part.weight)
+            return
+        rows = max(1, _CHUNK * len(target) // target.numel())
+        for start in range(0, len(target), rows):
+            chunk = target[start : start + rows]
+            if fresh and name in piece.whole:
+                chunk.zero_()  # here it is in the cache when the first part is added
+            for part in parts:
+                chunk.add_(part.values[name][start : start + rows], alpha=part.weight)
+
     def _weight(self, name: str) -> Tensor:
         """The summed weight of each position, of size 1 along dimensions that nobody cut."""
-        shape, held = self._layout.shapes[name], self._weights[name].values()
-        cut = [any(cuts(piece.index[name][dim]) for piece, _ in held) for dim in range(len(shape))]
+        shape, dtype = self._layout.shapes[name], self._sum[name].dtype
+        holders = [(piece, weight) for (_, names), (piece, weight) in self._weights.items() if name in names]
+        if all(name in piece.whole for piece, _ in holders):
+            return torch.full([1] * len(shape), sum(weight for _, weight in holders), dtype=dtype)
+        cut = [any(cuts(piece.index[name][dim]) for piece, _ in holders) for dim in range(len(shape))]
         total = torch.zeros([n if is_cut else 1 for n, is_cut in zip(shape, cut, strict=True)], dtype=torch.float64)
-        for piece, weight in held:
+        for piece, weight in holders:
             piece.put({name: torch.ones((), dtype=torch.float64)}, {name: total}, weight)
-        return total.to(self._sum[name].dtype)
-
-
-def replace_covered(old: Tensor, new: Tensor, weight: Tensor) -> Tensor:
-    """``new`` where somebody held the position, ``old`` bit for bit elsewhere."""
-    covered = weight > 0
-    return new if bool(covered.all()) else torch.where(covered, new, old)
+        return total.to(dtype)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from incofl.errors import ConfigError
-from incofl.tensors import Tensors
+from incofl.tensors import Tensors, empty
 
 Batch = tuple[Tensor, Tensor]
 
@@ -124,7 +124,7 @@ def train(
         local.steps += 1
         total += loss.detach() * len(y)
         examples += len(y)
-    into = {name: torch.empty(v.shape, dtype=v.dtype) for name, v in received.items()} if into is None else into
+    into = {name: empty(value.shape, value.dtype) for name, value in received.items()} if into is None else into
     update = {name: into[name] for name, _ in model.named_parameters()}
     buffers = {name: into[name] for name, _ in model.named_buffers()}
     for name, value in model.state_dict().items():

@@ -29,7 +29,7 @@ from incofl.split import Kind
 
 Count = Annotated[int, Ge(1)]
 # Keys that may change when a run is resumed, for they cannot change its results.
-UNBOUND = frozenset({"rounds", "data.root", "engine.workers"})
+UNBOUND = frozenset({"rounds", "data.root", "engine.workers", "engine.trace"})
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,15 @@ class EngineConfig:
     Attributes:
         workers: processes that train clients, each on one core; 1: in this process; ``auto``: what is fastest.
         device: torch device of the clients' training; devices other than ``cpu`` are untested.
+        compile: train with ``torch.compile``: faster steps, after a minute or so for each level at the start of every
+            process; needs a C++ compiler.
+        trace: write a timeline of the run, ``trace.json``, for Perfetto or chrome://tracing.
     """
 
     workers: Count | Literal["auto"] = "auto"
     device: str = "cpu"
+    compile: bool = False
+    trace: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ The splitter comes from the config's ``split`` section; the other three are a ``
 """
 
 import dataclasses
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
 
-from incofl.aggregate import Accumulator
+from incofl.aggregate import Accumulator, Part
 from incofl.client import ClientRule
 from incofl.layout import Layout
 from incofl.server import Change, Changes, Server
@@ -39,7 +39,7 @@ class Upload:
 
 
 class UpdateTransform(Protocol):
-    """A pure function of the aggregated update, applied on the server before the update is added."""
+    """A function of the aggregated update, applied on the server before the update is added."""
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class UpdateTransform(Protocol):
         ...
 
     def __call__(self, update: Tensors, layout: Layout) -> tuple[Tensors, Record]:
-        """The transformed update and what is worth recording about it."""
+        """The transformed update, for which it may use the memory of the given one, and what is worth recording."""
         ...
 
 
@@ -69,18 +69,30 @@ class ServerRule:
         """The entries of a slice that its level has for itself alone, besides what the buffer policy says."""
         return frozenset()
 
-    def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Changes:
-        """Averages what the clients did, per position, over those that hold it."""
+    def weight(self, upload: Upload) -> float:
+        """How much a client counts in the mean."""
+        return float(upload.examples) if self.weighting == "samples" else 1.0
+
+    def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
+        """Averages what the clients did, per position, over those that hold it.
+
+        Args:
+            server: what the clients started from.
+            arrivals: the uploads in the order of the schedule, those together that arrived together. They are valid
+                only until the next ones are asked for.
+        """
         layout, dtype = server.layout, getattr(torch, self.precision)
         shared = _ChangeSum(layout, dtype)
         private: dict[int, _ChangeSum] = {}
-        for upload in uploads:
-            own = self.private(layout, upload.slice)
-            weight = float(upload.examples) if self.weighting == "samples" else 1.0
-            shared.add(upload, layout.axes.keys() - own, weight)
-            # Buffers are averaged even where levels keep their own: a level that has none yet starts from the average.
-            kept = own | layout.buffers if self.buffers == "per-level" else own
-            private.setdefault(upload.level, _ChangeSum(layout, dtype)).add(upload, kept, weight)
+        for uploads in arrivals:
+            weighted = [(upload, self.weight(upload)) for upload in uploads]
+            own = {upload.level: self.private(layout, upload.slice) for upload in uploads}
+            shared.add(weighted, {level: layout.axes.keys() - own[level] for level in own})
+            for level in own:
+                # Buffers are averaged even where levels keep their own: a level that has none yet starts from that.
+                kept = own[level] | layout.buffers if self.buffers == "per-level" else own[level]
+                same = [(upload, weight) for upload, weight in weighted if upload.level == level]
+                private.setdefault(level, _ChangeSum(layout, dtype)).add(same, {level: kept})
         return Changes(shared.mean(), {level: change.mean() for level, change in private.items()})
 
 
@@ -91,13 +103,17 @@ class _ChangeSum:
         self._update = Accumulator(layout, dtype)
         self._buffers = Accumulator(layout, dtype)
 
-    def add(self, upload: Upload, names: Set[str], weight: float) -> None:
-        """Adds the entries of an upload that have one of the names."""
-        for accumulator, part in ((self._update, upload.update), (self._buffers, upload.buffers)):
-            accumulator.add(upload.slice, {name: part[name] for name in part if name in names}, weight)
+    def add(self, uploads: Sequence[tuple[Upload, float]], names: Mapping[int, Set[str]]) -> None:
+        """Adds, of each upload with its weight, the entries that have one of its level's names."""
+        self._update.add(*(Part(u.slice, _only(u.update, names[u.level]), weight) for u, weight in uploads))
+        self._buffers.add(*(Part(u.slice, _only(u.buffers, names[u.level]), weight) for u, weight in uploads))
 
     def mean(self) -> Change:
         return Change(self._update.mean(), self._buffers.mean())
+
+
+def _only(part: Tensors, names: Set[str]) -> Tensors:
+    return {name: value for name, value in part.items() if name in names}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from incofl.aggregate import Covered, replace_covered
+from incofl.aggregate import Covered
 from incofl.layout import Layout
 from incofl.tensors import Tensors
 
@@ -18,11 +18,15 @@ class Change:
     buffers: Covered = field(default_factory=Covered)
 
     def apply(self, state: Mapping[str, Tensor]) -> Tensors:
-        """The new values of the entries it touches; a position that nobody held keeps its value bit for bit."""
-        moved = {name: state[name] + value for name, value in self.update.values.items()}
-        weight = self.update.weight | self.buffers.weight
+        """The new values of the entries it touches; a position that nobody held keeps its value bit for bit.
+
+        The memory of the update becomes that of the new values: a change is applied once.
+        """
+        update = {name: new.add_(state[name]) for name, new in self.update.values.items()}
         return {
-            name: replace_covered(state[name], new, weight[name]) for name, new in (moved | self.buffers.values).items()
+            name: covered.replace(name, state[name], new)
+            for covered, values in ((self.update, update), (self.buffers, self.buffers.values))
+            for name, new in values.items()
         }
 
 
@@ -67,7 +71,7 @@ class Server:
         return self.shared | self.private.get(level, {})
 
     def advance(self, changes: Changes) -> "Server":
-        """The server after one more round. Neither this server nor ``changes`` is modified."""
+        """The server after one more round. This server stays as it is; ``changes`` are used up."""
         private = dict(self.private)
         for level, change in changes.private.items():
             private[level] = private.get(level, {}) | change.apply(self.state(level))

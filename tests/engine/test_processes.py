@@ -1,6 +1,7 @@
 """Worker processes: the same bits as in one process, whatever happens to the workers."""
 
 import dataclasses
+import itertools
 import os
 import random
 import signal
@@ -136,10 +137,13 @@ def test_a_client_that_kills_its_worker_twice_is_given_up() -> None:
     try:
         server = federation.start()
         server.shared["fc.bias"][0] = 7.0
-        outcomes: list[Upload | Lost] = list(executor.train(server, federation.schedule(0, 2)))
+        outcomes = list(itertools.chain.from_iterable(executor.train(server, federation.schedule(0, 2))))
+        assert len(outcomes) == 2
         assert all(isinstance(outcome, Lost) and "died 2 times" in outcome.reason for outcome in outcomes)
         server.shared["fc.bias"][0] = 0.0  # and the pool is as good as new
-        assert all(isinstance(outcome, Upload) for outcome in executor.train(server, federation.schedule(0, 4)))
+        outcomes = list(itertools.chain.from_iterable(executor.train(server, federation.schedule(0, 4))))
+        assert len(outcomes) == 4
+        assert all(isinstance(outcome, Upload) for outcome in outcomes)
     finally:
         executor.close()
 
@@ -180,7 +184,7 @@ def test_a_script_without_main_guard(tmp_path: Path) -> None:
         "f = tiny_federation('method=heteroavg')\n"
         "f = dataclasses.replace(f, method=dataclasses.replace(f.method, client=Mine()))\n"
         "e = WorkerProcesses(f, 2)\n"
-        "print(len(list(e.train(f.start(), f.schedule(0, 4)))))\n"
+        "print(sum(map(len, e.train(f.start(), f.schedule(0, 4)))))\n"
         "e.close()\n"
     )
     root = str(Path(__file__).parents[2])

@@ -24,9 +24,9 @@ class Tampering:
     victim: int
     change: dict[str, object]
 
-    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Upload]:
-        for upload in InProcess(self.federation).train(server, jobs):
-            yield dataclasses.replace(upload, **self.change) if upload.client == self.victim else upload  # type: ignore[arg-type]
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
+        for (upload,) in InProcess(self.federation).train(server, jobs):
+            yield [dataclasses.replace(upload, **self.change) if upload.client == self.victim else upload]  # type: ignore[arg-type]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
         return []
@@ -55,7 +55,7 @@ def test_a_bad_upload_is_rejected_and_the_others_count(spoil: object, reason: st
     federation = tiny_federation()
     server, jobs = federation.start(), federation.schedule(0, 4)
     victim = jobs[1]
-    (upload,) = InProcess(federation).train(server, [victim])
+    ((upload,),) = InProcess(federation).train(server, [victim])
     tally = Tally()
     executor = Tampering(federation, victim.client, spoil(upload))  # type: ignore[operator]
     after = run_round(server, federation.method, jobs, executor, tally)

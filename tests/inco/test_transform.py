@@ -25,17 +25,25 @@ def update(layout: Layout) -> Tensors:
 
 
 def test_exactly_sixteen_tensors_of_resnet26_change(layout: Layout, update: Tensors) -> None:
-    before = clone(update)
-    mixed, record = InCo()(update, layout)
+    mixed, record = InCo()(clone(update), layout)
     changed = {name for name in update if not torch.equal(mixed[name], update[name])}
     assert changed == SIXTEEN == set(record)
     assert mixed.keys() == update.keys()
-    assert all(torch.equal(update[name], before[name]) for name in before)
+
+
+def test_a_layer_that_is_mixed_itself_serves_others_as_it_was(layout: Layout, update: Tensors) -> None:
+    """A chain a -> b -> c: a is mixed with the unmixed b, whatever the order of the pairs."""
+    a, b, c = (f"layer1.{block}.conv1.weight" for block in (2, 1, 0))
+    for pairs in ({a: b, b: c}, {b: c, a: b}):
+        mixed, _ = InCo()(clone(update), dataclasses.replace(layout, shallow=pairs))
+        assert torch.equal(mixed[a], mix(clone(update)[a], clone(update)[b]))
+        assert torch.equal(mixed[b], mix(clone(update)[b], clone(update)[c]))
 
 
 def test_each_is_mixed_with_the_second_convolution_of_its_stage(layout: Layout, update: Tensors) -> None:
     """From the unmixed update: no chain."""
-    mixed, _ = InCo(rule="algorithm1")(update, layout)
+    mixed, _ = InCo(rule="algorithm1")(clone(update), layout)
+    update = clone(update)
     for name in SIXTEEN:
         expected = mix(update[name], update[f"{name[:6]}.0.conv2.weight"], rule="algorithm1")
         assert torch.equal(mixed[name], expected)
@@ -77,10 +85,11 @@ def test_record_leaves_out_what_nobody_held(layout: Layout, update: Tensors) -> 
         half[key][32:] = 0
         half[key][:, 32:] = 0
     small = {key: half[key][:32, :32] for key in (name, layout.shallow[name])}
+    deep, shallow = small[name], small[layout.shallow[name]]
+    p = InCo().products(deep, shallow, *InCo().inner(shallow, shallow))
     _, record = InCo()(half, layout)
-    p = InCo().products(small[name], small[layout.shallow[name]])
     assert record[name]["beta_positive"] == pytest.approx(float((p.beta > 0).float().mean()))
-    assert record[name]["theta"] == pytest.approx(float(InCo().theta(p).mean()), rel=1e-4)
+    assert record[name]["theta"] == pytest.approx(float(p.theta.mean()), rel=1e-4)
 
 
 def test_record_without_optimisation(layout: Layout, update: Tensors) -> None:

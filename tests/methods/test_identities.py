@@ -93,7 +93,7 @@ def test_extract_then_put_back_changes_nothing() -> None:
             update = {n: torch.zeros_like(v) for n, v in sent.items() if n in server.layout.parameters}
             buffers = {n: v for n, v in sent.items() if n in server.layout.buffers}
             uploads.append(Upload(client, level, piece, update, buffers, 10, 1, 0.0))
-        after = server.advance(ServerRule().aggregate(server, uploads))
+        after = server.advance(ServerRule().aggregate(server, [uploads]))
         assert all(torch.equal(after.shared[name], server.shared[name]) for name in server.layout.parameters)
         for level in range(3):
             piece = federation.slice(level, 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from incofl.tensors import Tensors
+from incofl.tensors import Tensors, memory_format
 
 _ALIGNMENT = 64  # a cache line
 
@@ -24,6 +24,7 @@ class Entry:
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    channels_last: bool
 
     @property
     def num_bytes(self) -> int:
@@ -51,6 +52,9 @@ class Arena:
     def view(self, entry: Entry) -> Tensor:
         """The tensor at an entry."""
         flat = self._bytes[entry.offset : entry.offset + entry.num_bytes].view(entry.dtype)
+        if entry.channels_last:
+            n, c, h, w = entry.shape
+            return flat.view(n, h, w, c).permute(0, 3, 1, 2)
         return flat.view(entry.shape)
 
     def views(self, entries: Mapping[str, Entry]) -> Tensors:
@@ -62,6 +66,7 @@ def place(tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]], start: in
     """A table of entries for tensors laid out one after the other, and where the next would start."""
     table: dict[str, Entry] = {}
     for name, shape, dtype in tensors:
-        table[name] = Entry(start, tuple(shape), dtype)
+        last = memory_format(len(shape)) == torch.channels_last and dtype.is_floating_point
+        table[name] = Entry(start, tuple(shape), dtype, last)
         start += -(-table[name].num_bytes // _ALIGNMENT) * _ALIGNMENT
     return table, start

@@ -109,4 +109,5 @@ def build(config: Config, partition: list[Tensor] | None = None) -> Federation:
         local=config.local,
         seed=config.seed,
         device=config.engine.device,
+        compile=config.engine.compile,
     )

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from incofl.client import Score, Trained
 from incofl.engine.federation import Federation, Job
+from incofl.engine.trace import Trace
 from incofl.engine.worker import EVAL_CHUNK, EvalJob, Worker
 from incofl.method import Upload
 from incofl.server import Server
@@ -24,8 +25,11 @@ class Lost:
 class Executor(Protocol):
     """The seam between a round and the processes that compute it."""
 
-    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Upload | Lost]:
-        """The uploads of the jobs, lazily and in the order of the jobs; each is valid until the next is asked for."""
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
+        """The uploads in the order of the jobs, lazily, those together that are ready together.
+
+        They are valid until the next ones are asked for.
+        """
         ...
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
@@ -40,19 +44,26 @@ class Executor(Protocol):
 class InProcess:
     """Computes one turn after the other in this process."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: Federation, trace: Trace | None = None) -> None:
         self._federation = federation
         self._worker = Worker(federation)
+        self._trace = trace or Trace()
 
-    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Upload]:
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
         """The uploads of the jobs, each computed when it is asked for."""
         for job in jobs:
-            yield make_upload(self._federation, job, self._worker.train(server, job))
+            with self._trace.span(str(job), "worker 1"):
+                trained = self._worker.train(server, job)
+            yield [make_upload(self._federation, job, trained)]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
         """The score of each level's sub-model on the test set."""
         jobs = eval_jobs(self._federation, levels)
-        return total_scores(levels, jobs, [self._worker.evaluate(server, job) for job in jobs])
+        scores = []
+        for job in jobs:
+            with self._trace.span(str(job), "worker 1"):
+                scores.append(self._worker.evaluate(server, job))
+        return total_scores(levels, jobs, scores)
 
     def close(self) -> None:
         """Nothing to free."""

@@ -26,6 +26,9 @@ class Job:
     level: int
     round: int
 
+    def __str__(self) -> str:
+        return f"client {self.client}, level {self.level}"
+
 
 @dataclass(frozen=True)
 class ClientLevels:
@@ -70,6 +73,7 @@ class Federation:
         local: how clients train.
         seed: of every random stream.
         device: where clients compute.
+        compile: whether they train compiled models.
     """
 
     model: Model
@@ -81,6 +85,7 @@ class Federation:
     local: LocalSettings = field(default_factory=LocalSettings)
     seed: int = 0
     device: str = "cpu"
+    compile: bool = False
 
     @cached_property
     def costs(self) -> list[Cost]:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from time import perf_counter
 
 import cloudpickle
 import torch
@@ -16,6 +17,7 @@ from incofl.client import Score
 from incofl.data import Images
 from incofl.engine.arena import Arena, Entry, place
 from incofl.engine.federation import Federation, Job
+from incofl.engine.memory import keep_freed_memory
 from incofl.engine.worker import EvalJob, Worker
 from incofl.server import Server
 from incofl.tensors import Tensors
@@ -50,6 +52,8 @@ class Reply:
     steps: int = 0
     loss: float = 0.0
     score: Score | None = None
+    start: float = 0.0  # of perf_counter
+    end: float = 0.0
 
 
 def data_tensors(federation: Federation) -> Tensors:
@@ -92,6 +96,7 @@ def main() -> None:
     """Serves the parent whose pipe and arenas the arguments name, until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     torch.set_num_threads(1)
+    keep_freed_memory()
     pipe, *arenas = (int(argument) for argument in sys.argv[1:])
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
         _serve(Connection(pipe), *(Arena(fd=fd) for fd in arenas))
@@ -108,12 +113,13 @@ def _serve(connection: Connection, data: Arena, state: Arena, uploads: Arena) ->
         task: Task = connection.recv()
         private = {level: state.views({n: plan.private[level][n] for n in ns}) for level, ns in task.private.items()}
         server = Server(federation.model.layout, shared, private, task.round)
+        start = perf_counter()
         try:
             if isinstance(task.job, EvalJob):
-                reply = Reply(score=worker.evaluate(server, task.job))
+                reply = Reply(score=worker.evaluate(server, task.job), start=start, end=perf_counter())
             else:
                 trained = worker.train(server, task.job, uploads.views(plan.slots[task.slot][task.job.level]))
-                reply = Reply(trained.steps, trained.loss)
+                reply = Reply(trained.steps, trained.loss, start=start, end=perf_counter())
         except Exception:
             connection.send(RuntimeError(f"in a worker process, {task.job}:\n{traceback.format_exc()}"))
         else:

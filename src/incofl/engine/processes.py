@@ -10,6 +10,7 @@ once more and then given up.
 """
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -25,8 +26,10 @@ from incofl.client import Score, Trained
 from incofl.engine.arena import Arena
 from incofl.engine.executor import Lost, eval_jobs, make_upload, total_scores
 from incofl.engine.federation import Federation, Job
+from incofl.engine.memory import worker_environment
 from incofl.engine.process_main import Reply, Task, data_tensors, make_plan
-from incofl.engine.worker import EvalJob, Worker
+from incofl.engine.trace import Trace
+from incofl.engine.worker import EvalJob, Worker, one_thread
 from incofl.method import Upload
 from incofl.server import Server
 
@@ -48,8 +51,9 @@ class _Process:
 class WorkerProcesses:
     """An executor of ``workers`` processes on this machine."""
 
-    def __init__(self, federation: Federation, workers: int) -> None:
+    def __init__(self, federation: Federation, workers: int, trace: Trace | None = None) -> None:
         self._federation = federation
+        self._trace = trace or Trace()
         # Room for uploads that are being computed, and about as many again for those that wait for an earlier one.
         self._plan, sizes = make_plan(federation, num_slots=2 * workers + 2)
         self._data, self._state, self._uploads = (Arena(size) for size in sizes)
@@ -60,25 +64,27 @@ class WorkerProcesses:
         self._pickled = cloudpickle.dumps(self._plan)
         self._pool = [self._start() for _ in range(workers)]
 
-    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Upload | Lost]:
-        """The uploads in the order of the jobs; other turns go on while one is being consumed."""
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
+        """The uploads in the order of the jobs; other turns go on while some are being consumed."""
         self._publish(server)
-        for task, outcome in self._run(server.round, jobs):
-            assert isinstance(task.job, Job)
-            if isinstance(outcome, str):
-                yield Lost(task.job.client, outcome)
-                continue
-            tensors = self._uploads.views(self._plan.slots[task.slot][task.job.level])
-            update = {name: value for name, value in tensors.items() if name in server.layout.parameters}
-            buffers = {name: value for name, value in tensors.items() if name in server.layout.buffers}
-            yield make_upload(self._federation, task.job, Trained(update, buffers, outcome.steps, outcome.loss))
+        for finished in self._run(server.round, jobs):
+            yield [self._upload(server, task, outcome) for task, outcome in finished]
+
+    def _upload(self, server: Server, task: Task, outcome: Outcome) -> Upload | Lost:
+        assert isinstance(task.job, Job)
+        if isinstance(outcome, str):
+            return Lost(task.job.client, outcome)
+        tensors = self._uploads.views(self._plan.slots[task.slot][task.job.level])
+        update = {name: value for name, value in tensors.items() if name in server.layout.parameters}
+        buffers = {name: value for name, value in tensors.items() if name in server.layout.buffers}
+        return make_upload(self._federation, task.job, Trained(update, buffers, outcome.steps, outcome.loss))
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
         """The score of each level, in parts spread over the workers."""
         self._publish(server)
         jobs = eval_jobs(self._federation, levels)
         scores = []
-        for task, outcome in self._run(server.round, jobs):
+        for task, outcome in itertools.chain.from_iterable(self._run(server.round, jobs)):
             assert isinstance(task.job, EvalJob)
             score = None if isinstance(outcome, str) else outcome.score
             # A level must have its score: what kills workers is tried here last.
@@ -102,20 +108,26 @@ class WorkerProcesses:
                 self._state.view(self._plan.private[level][name]).copy_(value)
         self._private = {level: tuple(private) for level, private in server.private.items()}
 
-    def _run(self, round: int, jobs: Sequence[Job] | Sequence[EvalJob]) -> Iterator[tuple[Task, Outcome]]:
+    def _run(self, round: int, jobs: Sequence[Job] | Sequence[EvalJob]) -> Iterator[list[tuple[Task, Outcome]]]:
         """Hands out the jobs in their order, longest first, and yields the outcomes in the same order."""
         waiting = deque(range(len(jobs)))
         tries = [0] * len(jobs)
         done: dict[int, tuple[Task, Outcome]] = {}
-        for number in range(len(jobs)):
-            while number not in done:
+        first = 0
+        while first < len(jobs):
+            while first not in done:
                 self._hand_out(waiting, jobs, tries, round)
                 for worker in self._ready():
                     self._receive(worker, waiting, tries, done)
-            self._hand_out(waiting, jobs, tries, round)  # nobody should wait while the upload is being consumed
-            task, outcome = done.pop(number)
-            yield task, outcome
-            self._free_slots.append(task.slot)
+            self._hand_out(waiting, jobs, tries, round)  # nobody should wait while these are being consumed
+            finished = []
+            while first in done:
+                finished.append(done.pop(first))
+                first += 1
+            # The consumer leaves the cores to the workers, and has them all to itself after the last job.
+            with one_thread() if any(worker.task for worker in self._pool) else contextlib.nullcontext():
+                yield finished
+            self._free_slots.extend(task.slot for task, _ in finished)
 
     def _hand_out(
         self, waiting: deque[int], jobs: Sequence[Job] | Sequence[EvalJob], tries: list[int], round: int
@@ -154,12 +166,14 @@ class WorkerProcesses:
             if isinstance(reply, Exception):
                 raise reply
             done[task.number] = task, reply
+            who = f"worker {self._pool.index(worker) + 1}"
+            self._trace.add(str(task.job), who, reply.start, reply.end)
 
     def _start(self) -> _Process:
         ours, theirs = Pipe()
         fds = [theirs.fileno(), self._data.fd, self._state.fd, self._uploads.fd]
         command = [sys.executable, "-c", "from incofl.engine.process_main import main; main()", *map(str, fds)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = worker_environment() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(command, pass_fds=fds, env=environment, stdin=subprocess.DEVNULL)
         theirs.close()
         with contextlib.suppress(OSError):  # it has died at once: noticed in _receive

@@ -5,6 +5,7 @@ environment.json          versions, machine, commit
 partition.json            the examples of each client
 metrics.jsonl             a line a round
 summary.json              the result
+trace.json                a timeline, with engine.trace
 checkpoint/state.safetensors   the server after the last finished round
 """
 
@@ -62,6 +63,11 @@ class RunFolder:
     def summary(self) -> Path:
         """The result."""
         return self.path / "summary.json"
+
+    @property
+    def trace(self) -> Path:
+        """The timeline, with ``engine.trace``."""
+        return self.path / "trace.json"
 
     def check(self, config: Config, resume: bool) -> None:
         """Refuses a folder in which this run must not be started or continued."""

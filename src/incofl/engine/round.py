@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TypeGuard
 
 from incofl.engine.executor import Executor, Lost
 from incofl.engine.federation import Job
+from incofl.engine.trace import Trace
 from incofl.errors import UploadError
 from incofl.method import Method, Record, Upload
 from incofl.server import Server
@@ -13,8 +16,8 @@ from incofl.tensors import all_finite, num_bytes
 
 def run_round(server: Server, method: Method, jobs: Sequence[Job], executor: Executor, tally: "Tally") -> Server:
     """One round: train the slices of the cohort, covered mean per position, transforms (InCo), add to the server."""
-    uploads = tally.accept(executor.train(server, jobs))  # lazily, one at a time
-    changes = method.server.aggregate(server, uploads)
+    arrivals = tally.accept(executor.train(server, jobs))  # lazily: an upload is added up when it arrives
+    changes = method.server.aggregate(server, arrivals)
     update = changes.update
     for transform in method.transforms:
         update, tally.records[transform.name] = transform(update, server.layout)
@@ -33,26 +36,34 @@ class Tally:
     examples: int = 0
     records: dict[str, Record] = field(default_factory=dict)
     on_upload: Callable[[int], None] = lambda client: None
+    trace: Trace = field(default_factory=Trace)
+    last_arrival: float = 0.0
 
-    def accept(self, uploads: Iterator[Upload | Lost]) -> Iterator[Upload]:
+    def accept(self, arrivals: Iterator[Sequence[Upload | Lost]]) -> Iterator[list[Upload]]:
         """Passes on the uploads that can be aggregated; the others are rejected, with the reason."""
-        for upload in uploads:
-            self.on_upload(upload.client)
-            self.clients.append(upload.client)
-            if isinstance(upload, Lost):
-                self.rejected.append({"client": upload.client, "reason": f"client {upload.client}: {upload.reason}"})
-                continue
-            size = num_bytes(upload.update) + num_bytes(upload.buffers)
-            self.bytes_up += size
-            self.bytes_down += size
-            try:
-                check(upload)
-            except UploadError as problem:
-                self.rejected.append({"client": upload.client, "reason": str(problem)})
-                continue
-            self.loss_sum += upload.loss * upload.examples
-            self.examples += upload.examples
-            yield upload
+        for uploads in arrivals:
+            accepted = [upload for upload in uploads if self._accepts(upload)]
+            with self.trace.span("add up"):  # whoever asked for them, until it asks again
+                yield accepted
+        self.last_arrival = perf_counter()
+
+    def _accepts(self, upload: Upload | Lost) -> TypeGuard[Upload]:
+        self.on_upload(upload.client)
+        self.clients.append(upload.client)
+        if isinstance(upload, Lost):
+            self.rejected.append({"client": upload.client, "reason": f"client {upload.client}: {upload.reason}"})
+            return False
+        size = num_bytes(upload.update) + num_bytes(upload.buffers)
+        self.bytes_up += size
+        self.bytes_down += size
+        try:
+            check(upload)
+        except UploadError as problem:
+            self.rejected.append({"client": upload.client, "reason": str(problem)})
+            return False
+        self.loss_sum += upload.loss * upload.examples
+        self.examples += upload.examples
+        return True
 
     @property
     def loss(self) -> float | None:

@@ -15,9 +15,11 @@ from incofl.engine.build import build
 from incofl.engine.checkpoint import Identity, load_checkpoint, save_checkpoint, write_json
 from incofl.engine.executor import Executor, InProcess
 from incofl.engine.federation import Federation
+from incofl.engine.memory import keep_freed_memory
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.records import Row, RunFolder, summarise
 from incofl.engine.round import Tally, run_round
+from incofl.engine.trace import SERVER, Trace
 from incofl.errors import ConfigError
 from incofl.server import Server
 
@@ -74,6 +76,7 @@ def run(
     """
     # A config that was put together by hand is checked here.
     config = make_config(config.to_dict() if isinstance(config, Config) else config)
+    keep_freed_memory()
     folder = RunFolder(Path(out))
     folder.check(config, resume)
     federation = build(config, folder.load_partition(config.data.clients))
@@ -99,12 +102,14 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
     progress.started(config, federation, rows)
 
     status = "interrupted"
-    executor = make_executor(config, federation, config.rounds - server.round)
+    trace = Trace(on=config.engine.trace)
+    executor = make_executor(config, federation, config.rounds - server.round, trace)
     try:
         while server.round < config.rounds:
-            server, row = _round(config, federation, server, executor, progress)
-            folder.append(row)
-            save_checkpoint(folder.checkpoint, server, identity)
+            server, row = _round(config, federation, server, executor, progress, trace)
+            with trace.span("records, checkpoint"):
+                folder.append(row)
+                save_checkpoint(folder.checkpoint, server, identity)
             rows.append(row)
             progress.finished_round(row)
         status = "done"
@@ -113,10 +118,12 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
         folder.keep_rows(len(rows))  # an interruption may have come between a record and its checkpoint
         summary = summarise(rows, config, federation.levels_in_use, status)
         write_json(folder.summary, summary)
+        if trace.on:
+            trace.save(folder.trace)
     return summary
 
 
-def make_executor(config: Config, federation: Federation, rounds: int) -> Executor:
+def make_executor(config: Config, federation: Federation, rounds: int, trace: Trace | None = None) -> Executor:
     """Worker processes where they pay for their start, one per core; this process otherwise."""
     if config.engine.workers != "auto":
         workers = config.engine.workers
@@ -125,7 +132,7 @@ def make_executor(config: Config, federation: Federation, rounds: int) -> Execut
     else:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = min(cores, config.cohort_size)
-    return WorkerProcesses(federation, workers) if workers > 1 else InProcess(federation)
+    return WorkerProcesses(federation, workers, trace) if workers > 1 else InProcess(federation, trace)
 
 
 def _training_macs(federation: Federation, cohort: int) -> float:
@@ -136,12 +143,14 @@ def _training_macs(federation: Federation, cohort: int) -> float:
 
 
 def _round(
-    config: Config, federation: Federation, server: Server, executor: Executor, progress: Progress
+    config: Config, federation: Federation, server: Server, executor: Executor, progress: Progress, trace: Trace
 ) -> tuple[Server, Row]:
     start = time.perf_counter()
-    tally = Tally(on_upload=progress.uploaded)
-    jobs = federation.schedule(server.round, config.cohort_size)
+    tally = Tally(on_upload=progress.uploaded, trace=trace)
+    with trace.span("schedule"):
+        jobs = federation.schedule(server.round, config.cohort_size)
     server = run_round(server, federation.method, jobs, executor, tally)
+    trace.add("mean, transforms", SERVER, tally.last_arrival, time.perf_counter())
     scores: list[Score] = []
     if server.round % config.eval.every == 0 or server.round == config.rounds:
         scores = executor.evaluate(server, federation.levels_in_use)

@@ -29,6 +29,9 @@ class EvalJob:
     level: int
     start: int
 
+    def __str__(self) -> str:
+        return f"evaluation, level {self.level}"
+
 
 class Worker:
     """Computes turns. Sub-models are built once per level and used again."""
@@ -54,7 +57,8 @@ class Worker:
         test, end = f.data.test, job.start + EVAL_CHUNK
         part = Images(test.x[job.start : end], test.y[job.start : end])
         batches = ((self._input(x), y.to(f.device)) for x, y in eval_batches(part, f.data.pipeline))
-        with one_thread():
+        # Compiling for another mode and batch size would take longer than an evaluation.
+        with one_thread(), torch.compiler.set_stance("force_eager"):
             return evaluate(self._module(job.level, server.round), state, batches)
 
     def _module(self, level: int, round: int) -> nn.Module:
@@ -62,6 +66,8 @@ class Worker:
             f = self._federation
             module = submodel(f.model.template, f.model.layout, f.slice(level, round))
             self._modules[level] = module.to(f.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if f.compile:
+                module.compile()  # happens at the first batch
         return self._modules[level]
 
     def _input(self, x: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ What is applied in practice differs between the theorem, Algorithm 1 and the cod
 choice; see ``mix``.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -30,6 +29,7 @@ class Products(NamedTuple):
     shallow_norm: Tensor  # N_0
     alpha: Tensor  # <g_0, g_0>
     beta: Tensor  # <g_0, g_k>
+    theta: Tensor  # the weight of g_0, bounded
 
 
 @dataclass(frozen=True)
@@ -57,45 +57,51 @@ class Mixing:
         if not self.eps >= 0:
             raise ConfigError(f"inco.eps: got {self.eps}, expected a number >= 0")
 
-    def products(self, deep: Tensor, shallow: Tensor) -> Products:
-        """Three reductions per unit: a kernel of a convolution weight by itself, any other tensor as a whole."""
-        # (out, in, kh, kw): one unit per (out, in) pair; vectors and matrices are one unit.
-        whole = self.granularity == "tensor" or deep.dim() <= 2
-        units = (1,) * deep.dim() if whole else (*deep.shape[:2], *(1,) * (deep.dim() - 2))
-        gk, g0 = deep.reshape(math.prod(units), -1), shallow.reshape(math.prod(units), -1)
+    def inner(self, a: Tensor, *others: Tensor) -> list[Tensor]:
+        """<a, b> for each b, per unit: a kernel of a convolution weight by itself, any other tensor as a whole."""
+        if self.granularity == "tensor" or a.dim() <= 2:
+            return [(a * b).sum().view([1] * a.dim()) for b in others]
+        # (out, in, kh, kw): one unit per (out, in) pair. Position by position, there is no product as large as a layer.
+        totals = [torch.zeros(a.shape[:2], dtype=a.dtype, device=a.device) for _ in others]
+        for x, *ys in zip(*(t.flatten(2).unbind(2) for t in (a, *others)), strict=True):
+            for total, y in zip(totals, ys, strict=True):
+                total.addcmul_(x, y)
+        return [total.view(*total.shape, *[1] * (a.dim() - 2)) for total in totals]
 
-        def inner(a: Tensor, b: Tensor) -> Tensor:
-            return torch.einsum("nk,nk->n", a, b).view(units)
+    def products(self, deep: Tensor, shallow: Tensor, alpha: Tensor) -> Products:
+        """All that the formulas need; alpha is given, as a shallow layer serves several deep ones."""
+        deep_square, beta = self.inner(deep, deep, shallow)
+        return Products(deep_square.sqrt_(), alpha.sqrt(), alpha, beta, self._theta(alpha, beta))
 
-        alpha = inner(g0, g0)
-        return Products(inner(gk, gk).sqrt(), alpha.sqrt(), alpha, inner(g0, gk))
-
-    def theta(self, p: Products) -> Tensor:
-        """The weight of g_0, bounded; ``theorem`` has none where beta >= 0: there g_k satisfies the constraint."""
+    def _theta(self, alpha: Tensor, beta: Tensor) -> Tensor:
+        """``theorem`` has none where beta >= 0: there g_k satisfies the constraint."""
         if not self.optimise:
-            return torch.ones_like(p.beta)
-        theta = (p.beta.abs() if self.rule == "released" else p.beta) / (p.alpha + self.eps)
+            return torch.ones_like(beta)
+        theta = (beta.abs() if self.rule == "released" else beta) / (alpha + self.eps)
         if self.theta_max is not None:
-            theta = theta.clamp(-self.theta_max, self.theta_max)
-        return torch.where(p.beta < 0, theta, 0) if self.rule == "theorem" else theta
+            theta.clamp_(-self.theta_max, self.theta_max)
+        return theta.masked_fill_(beta >= 0, 0) if self.rule == "theorem" else theta
 
-    def combine(self, deep: Tensor, shallow: Tensor, p: Products) -> Tensor:
-        """The mixed update, a g_k + b g_0 with one a and one b per unit."""
-        theta = self.theta(p)
+    def combine_(self, deep: Tensor, shallow: Tensor, p: Products) -> Tensor:
+        """Makes ``deep`` the mixed update, a g_k + b g_0 with one a and one b per unit."""
+        theta = p.theta
         sign = 1 if self.rule == "released" or not self.optimise else -1
         if self.normalise:
             scale = (p.deep_norm + p.shallow_norm) / 2
             a, b = scale / (p.deep_norm + self.eps), sign * theta * scale / (p.shallow_norm + self.eps)
         else:
             a, b = torch.ones_like(theta), sign * theta
-        keep = torch.zeros_like(theta, dtype=torch.bool)
-        if self.guard_zero_reference:
-            keep |= p.shallow_norm == 0
+        if self.guard_zero_reference and float(p.shallow_norm.min()) == 0:
+            a, b = _keep(p.shallow_norm == 0, a, b)
         if self.rule == "theorem" and self.optimise:
-            keep |= p.beta >= 0
-        a, b = torch.where(keep, 1, a), torch.where(keep, 0, b)
-        mixed = (deep * a).addcmul_(shallow, b)
-        return mixed if self.clip is None else mixed.clamp_(-self.clip, self.clip)
+            a, b = _keep(p.beta >= 0, a, b)
+        deep.mul_(a).addcmul_(shallow, b)
+        return deep if self.clip is None else deep.clamp_(-self.clip, self.clip)
+
+
+def _keep(where: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Coefficients that leave g_k as it is in some units."""
+    return a.masked_fill(where, 1), b.masked_fill(where, 0)
 
 
 def mix(
@@ -137,4 +143,4 @@ def mix(
         shapes = f"deep has shape {tuple(deep.shape)}, shallow {tuple(shallow.shape)}"
         raise ConfigError(f"mix: {shapes}, expected one shape")
     mixing = Mixing(rule, granularity, normalise, optimise, theta_max, clip, eps, guard_zero_reference)
-    return mixing.combine(deep, shallow, mixing.products(deep, shallow))
+    return mixing.combine_(deep.clone(), shallow, mixing.products(deep, shallow, *mixing.inner(shallow, shallow)))

@@ -35,28 +35,32 @@ class InCo(Mixing):
     name = "inco"
 
     def __call__(self, update: Tensors, layout: Layout) -> tuple[Tensors, Record]:
-        """The mixed update and, per mixed tensor, the coefficients of this round. Leaves its input as it is.
+        """The update, mixed in place, and per mixed tensor the coefficients of this round.
 
         All mixing reads the unmixed update (no chains). A pair of which no client of the cohort held the deep or the
         shallow layer is skipped.
         """
         pairs = layout.shallow if self.reference == "released" else layout.first_same_shape
-        mixed, record = dict(update), Record()
+        pairs = {deep: shallow for deep, shallow in pairs.items() if deep in update and shallow in update}
+        alpha = {shallow: self.inner(update[shallow], update[shallow])[0] for shallow in dict.fromkeys(pairs.values())}
+        # What is itself mixed serves others as it was before.
+        references = {shallow: update[shallow].clone() if shallow in pairs else update[shallow] for shallow in alpha}
+        record = Record()
         for deep, shallow in pairs.items():
-            if deep in update and shallow in update:
-                p = self.products(update[deep], update[shallow])
-                mixed[deep] = self.combine(update[deep], update[shallow], p)
-                record[deep] = self._describe(p)
-        return mixed, record
+            p = self.products(update[deep], references[shallow], alpha[shallow])
+            self.combine_(update[deep], references[shallow], p)
+            record[deep] = self._describe(p)
+        return update, record
 
     def _describe(self, p: Products) -> dict[str, float]:
         """Means over the units in which something moved; where nobody held a kernel there is nothing to describe."""
-        moved = (p.deep_norm > 0) | (p.shallow_norm > 0)
-        count = max(int(moved.sum()), 1)
+        deep, shallow, beta, theta = (t.flatten() for t in (p.deep_norm, p.shallow_norm, p.beta, p.theta))
+        moved = (deep + shallow).sign_()  # 1 or 0; sums of signs are faster than comparisons
+        count = max(float(moved.sum()), 1.0)
         return {
-            "theta": float((self.theta(p) * moved).sum()) / count,
-            "beta": float(p.beta.sum()) / count,
-            "beta_positive": float((p.beta > 0).sum()) / count,
-            "norm_deep": float(p.deep_norm.square().sum().sqrt()),
-            "norm_shallow": float(p.shallow_norm.square().sum().sqrt()),
+            "theta": float(theta @ moved) / count,
+            "beta": float(beta.sum()) / count,
+            "beta_positive": float(beta.sign().clamp_(min=0).sum()) / count,
+            "norm_deep": float(deep @ deep) ** 0.5,
+            "norm_shallow": float(shallow @ shallow) ** 0.5,
         }

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,12 +33,29 @@ class Slice:
 
     def put(self, part: Mapping[str, Tensor], into: Tensors, weight: float = 1.0) -> None:
         """Adds ``weight * part`` to the positions of ``into`` that this slice holds, in place."""
+        views: list[Tensor] = []
+        values: list[Tensor] = []
         for name, value in part.items():
-            target, at = into[name], self.index[name]
-            if _views(at):
-                target[at].add_(value.to(target.dtype), alpha=weight)
+            target = self.view(name, into[name])
+            if target is not None:
+                views.append(target)
+                values.append(value)
             else:
-                target[_open(at, target)] += value.to(target.dtype) * weight
+                into[name][_open(self.index[name], into[name])] += value.to(into[name].dtype) * weight
+        if views:
+            torch._foreach_add_(views, values, alpha=weight)
+
+    def view(self, name: str, full: Tensor) -> Tensor | None:
+        """The positions of a server tensor that this slice holds, sharing its memory; none if lists choose them."""
+        if name in self.whole:
+            return full
+        at = self.index[name]
+        return full[at] if all(isinstance(index, slice) for index in at) else None
+
+    @cached_property
+    def whole(self) -> frozenset[str]:
+        """The tensors of which it leaves out nothing."""
+        return frozenset(name for name, at in self.index.items() if not any(map(cuts, at)))
 
     def check(self, part: Mapping[str, Tensor], who: str) -> None:
         """Refuses a part whose names or shapes are not exactly those of this slice."""
@@ -82,10 +100,6 @@ def cuts(index: Index) -> bool:
 
 def _length(index: Index, size: int) -> int:
     return len(range(*index.indices(size))) if isinstance(index, slice) else index.numel()
-
-
-def _views(at: tuple[Index, ...]) -> bool:
-    return all(isinstance(index, slice) for index in at)
 
 
 def _open(at: tuple[Index, ...], full: Tensor) -> tuple[Index, ...]:

@@ -1,0 +1,161 @@
+"""How much of the machine a run uses: bare local training steps on W processes against a run with W workers.
+
+usage: python benchmarks/efficiency.py [--root DIR] [--workers 2] [--rounds 3] [--rows quarter,full]
+
+The bare processes train the same clients with the same optimised step on the same batches, augmentation included, with
+no federation around them: no slices, uploads, aggregation, records or checkpoints. A run pauses after each of its
+rounds while the bare processes train the cohort of that round; the first round, in which workers start, is left out.
+The federation is the paper's: 100 clients, a cohort of 10, 5 epochs, batches of 64, on CIFAR-10 from DIR, or without it
+on noise of CIFAR-10's shape: what a step costs does not depend on what the images show.
+"""
+
+import argparse
+import os
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from measure import publish, spread, table
+from torch import nn
+from torch.nn import functional
+
+import incofl
+from incofl.config import Config
+from incofl.data import local_batches
+from incofl.engine.build import build
+from incofl.engine.federation import Federation, Job
+from incofl.engine.memory import keep_freed_memory, worker_environment
+from incofl.engine.records import Row
+from incofl.engine.seeds import Purpose, torch_rng
+from incofl.split import submodel
+
+# A model family is one more row: what it is called, the preset, and what differs from it.
+ROWS = {
+    "quarter": ("ResNet26, quarter width", "paper-cifar10", ["model.width=0.25"], "at least 0.92"),
+    "full": ("ResNet26, full width", "paper-cifar10", [], "at least 0.95"),
+}
+
+
+class Bare:
+    """One of the bare processes: models and data, and nothing else."""
+
+    federation: Federation
+    models: dict[int, nn.Module]
+
+    @classmethod
+    def start(cls, config: dict[str, Any]) -> None:
+        """Everything that a client needs, built before the clock starts."""
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        f = cls.federation = build(incofl.make_config(config))
+        cls.models = {}
+        for level in f.levels_in_use:
+            piece = f.slice(level, 0)
+            cls.models[level] = submodel(f.model.template, f.model.layout, piece).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            cls.models[level].load_state_dict(piece.take(f.model.initial))
+
+    @classmethod
+    def train(cls, job: Job) -> float:
+        """The local steps of one client."""
+        start, f, model = perf_counter(), cls.federation, cls.models[job.level]
+        model.train()
+        optimizer = f.local.make_optimizer(model.parameters())
+        rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
+        for x, y in local_batches(f.data.train, f.partition[job.client], f.data.pipeline, f.local, rng):
+            loss = functional.cross_entropy(model(x.to(memory_format=torch.channels_last)), y)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return perf_counter() - start
+
+
+class Enough(Exception):
+    """All rounds are measured."""
+
+
+class Comparison:
+    """Watches a run, and lets the bare processes train after each of its rounds what it has just trained."""
+
+    def __init__(self, config: Config, workers: int, rounds: int) -> None:
+        os.environ.update(worker_environment())
+        self._pool = ProcessPoolExecutor(workers, get_context("spawn"), Bare.start, (config.to_dict(),))
+        self._cohort, self._workers, self._rounds = config.cohort_size, workers, rounds
+        self.measured: list[dict[str, float]] = []
+
+    def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
+        """The clock starts."""
+        self._federation = federation
+        self._resumed = perf_counter()
+
+    def uploaded(self, client: int) -> None:
+        """Nothing."""
+
+    def finished_round(self, row: Row) -> None:
+        """The run has taken its time for the round; now the bare processes take theirs."""
+        run = perf_counter() - self._resumed
+        bare, busy = self._bare(row["round"] - 1)
+        if row["round"] > 1:
+            self.measured.append({"run": run, "bare": bare, "bare, ideally balanced": busy / self._workers})
+            print(f"  round {row['round']}: run {run:.2f} s, bare {bare:.2f} s, ratio {bare / run:.3f}", flush=True)
+        if len(self.measured) == self._rounds:
+            self._pool.shutdown()
+            raise Enough
+        self._resumed = perf_counter()
+
+    def _bare(self, round: int) -> tuple[float, float]:
+        """The seconds until the last process has finished a cohort, and the sum of those of all clients."""
+        jobs = self._federation.schedule(round, self._cohort)
+        start = perf_counter()
+        busy = sum(self._pool.map(Bare.train, jobs))  # the next client goes to whoever is free
+        return perf_counter() - start, busy
+
+
+def noise(root: Path) -> None:
+    """Files like CIFAR-10's."""
+    folder, rng = root / "cifar-10-batches-bin", np.random.default_rng(0)
+    folder.mkdir()
+    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
+        records = rng.integers(0, 256, (10_000, 3073), dtype=np.uint8)
+        records[:, 0] %= 10
+        (folder / name).write_bytes(records.tobytes())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", help="folder that holds cifar-10-batches-bin")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each row")
+    parser.add_argument("--rows", default=",".join(ROWS))
+    options = parser.parse_args()
+
+    lines, measured = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        if options.root is None:
+            noise(Path(folder))
+        for row in options.rows.split(","):
+            name, preset, overrides, target = ROWS[row]
+            print(name, flush=True)
+            rounds = options.rounds + 2  # the first starts the workers, the last would be evaluated
+            more = [f"data.root={options.root or folder!r}", f"rounds={rounds}", f"eval.every={rounds}"]
+            config = incofl.load_config(preset, [*overrides, *more, f"engine.workers={options.workers}"])
+            comparison = Comparison(config, options.workers, options.rounds)
+            try:
+                incofl.run(config, Path(folder) / row, progress=comparison)
+            except Enough:
+                measured[row] = comparison.measured
+            efficiency = [m["bare"] / m["run"] for m in measured[row]]
+            balance = [m["bare, ideally balanced"] / m["run"] for m in measured[row]]
+            lines.append([name, spread(efficiency, 3), target, spread(balance, 3)])
+    head = ["model", "bare / run", "target", "bare, ideally balanced / run"]
+    data = "CIFAR-10" if options.root else "noise of CIFAR-10's shape"
+    text = table(head, lines) + f"\n{options.workers} workers, {options.rounds} rounds each, {data}.\n"
+    publish("efficiency", text, {"data": data, "workers": options.workers, "seconds": measured})
+
+
+if __name__ == "__main__":
+    main()

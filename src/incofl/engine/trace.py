@@ -1,0 +1,64 @@
+"""A timeline of a run: which process did what when, in the Trace Event Format that Perfetto and Chrome show.
+
+See docs/speed.md for how to read it.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that a process did. Times are of ``perf_counter``, which the processes of a machine share."""
+
+    what: str
+    who: str
+    start: float
+    end: float
+
+
+@dataclass
+class Trace:
+    """Collects spans while it is ``on``."""
+
+    on: bool = False
+    spans: list[Span] = field(default_factory=list)
+
+    def add(self, what: str, who: str, start: float, end: float) -> None:
+        """Records something that has ended."""
+        if self.on:
+            self.spans.append(Span(what, who, start, end))
+
+    @contextmanager
+    def span(self, what: str, who: str = SERVER) -> Iterator[None]:
+        """Records what happens inside."""
+        start = perf_counter()
+        yield
+        self.add(what, who, start, perf_counter())
+
+    def save(self, path: Path) -> None:
+        """Writes all spans; times are in microseconds since the first."""
+        zero = min((span.start for span in self.spans), default=0.0)
+        tracks = {who: number for number, who in enumerate(sorted({span.who for span in self.spans}))}
+        names = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": who}}
+            for who, number in tracks.items()
+        ]
+        spans = [
+            {
+                "ph": "X",
+                "name": span.what,
+                "pid": 0,
+                "tid": tracks[span.who],
+                "ts": round(1e6 * (span.start - zero), 1),
+                "dur": round(1e6 * (span.end - span.start), 1),
+            }
+            for span in self.spans
+        ]
+        path.write_text(json.dumps({"traceEvents": [*names, *spans]}) + "\n")
