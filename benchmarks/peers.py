@@ -1,0 +1,241 @@
+"""The engine against others: Flower's simulation, Apple's pfl, and a new process for every client.
+
+usage: python benchmarks/peers.py [--root DIR] [--rounds 3] [--repeats 3] [--clients 100] [--cohort 10] [--width 0.25]
+                                  [--workers 2] [--only incofl,flower,pfl,process-per-client] [--examples N]
+
+Every engine plays the same rounds: the same cohorts, sub-models, batches and local steps, by the same code, in as many
+processes of one torch thread each. What is compared is what an engine adds: starting, waiting, sending, averaging. DIR
+holds CIFAR-10 in its binary format; without it the digits that come with scikit-learn are used, which are too few for
+a claim. The peers are optional, tried with flwr 1.41.0, ray 2.55.1 and pfl 0.6.0; what is not installed is left out.
+flwr and pfl ask for older versions of typer, rich and packaging than constraints.txt has, and work with these: install
+the two with --no-deps and then what else they need.
+
+Each engine runs in a process of its own, in turn, and the ratio is taken within each turn. The first round loads data
+and starts workers; it is not counted. A new process for every client has nothing to warm up: it starts from the server
+that incofl has after the first round.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import measure
+import torch
+from peer_rounds import Engine, Played, play
+
+from incofl.config import Config, load_config
+from incofl.engine.build import build
+from incofl.engine.federation import Federation
+from incofl.engine.run import make_executor
+from incofl.server import Server
+from incofl.tensors import Tensors
+
+# Engine: the packages that it needs.
+ENGINES = {
+    "incofl": ("incofl",),
+    "flower": ("flwr", "ray"),
+    "pfl": ("pfl",),
+    "process-per-client": (),
+}
+TARGET = 1.0  # no slower than any of them
+
+# No engine may look for updates or report its use while it is measured.
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", help="the folder of CIFAR-10; left out: the digits of scikit-learn")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--cohort", type=int, default=10)
+    parser.add_argument("--width", type=float, default=0.25)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default=",".join(ENGINES), help="engines to run, separated by commas")
+    parser.add_argument("--examples", type=int, help="use only so many training examples")
+    # For the processes that this program starts:
+    parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
+    parser.add_argument("--start", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.only.split(",")) - ENGINES.keys():
+        parser.error(f"--only: got {', '.join(unknown)}, expected some of {', '.join(ENGINES)}")
+    if not 2 <= arguments.workers <= arguments.cohort:
+        parser.error(f"--workers: got {arguments.workers}, expected 2 to the size of the cohort")
+    if arguments.engine:
+        run_engine(arguments)
+    else:
+        compare(arguments)
+
+
+def make_config(arguments: argparse.Namespace) -> Config:
+    """The paper's federation, narrower."""
+    overrides = [
+        "method=heteroavg",
+        f"model.width={arguments.width}",
+        f"data.clients={arguments.clients}",
+        f"cohort={arguments.cohort}",
+        f"engine.workers={arguments.workers}",
+    ]
+    overrides += [f"data.root={json.dumps(arguments.root)}"] if arguments.root else ["data.name=digits"]
+    overrides += ["model.stem=small"] if not arguments.root else []  # digits are 8 x 8
+    overrides += [f"data.limit={arguments.examples}"] if arguments.examples else []
+    return load_config("paper-cifar10", overrides)
+
+
+def run_engine(arguments: argparse.Namespace) -> None:
+    """Plays the rounds with one engine, in this process, and saves the server after each with its time."""
+    config = make_config(arguments)
+    federation = build(config)
+    federation.schedule(0, config.cohort_size)  # finds the costs of the levels, once: outside of every clock
+    server, rounds = federation.start(), arguments.rounds + 1
+    if arguments.start:
+        server = Server(server.layout, torch.load(arguments.start)[0]["state"], round=1)
+        rounds -= 1
+    played = find_engine(arguments.engine)(config, federation, server, rounds)
+    if os.environ.get("RANK", "0") == "0":  # all ranks of pfl have the same
+        saved = [{"round": p.server.round, "state": p.server.shared, "seconds": p.seconds} for p in played]
+        torch.save(saved, arguments.out)
+
+
+def find_engine(name: str) -> Engine:
+    """An engine by its name; only its own framework is imported."""
+    if name == "incofl":
+        return run_incofl
+    module = {"flower": "peer_flower", "pfl": "peer_pfl", "process-per-client": "peer_processes"}[name]
+    engine: Engine = importlib.import_module(module).run
+    return engine
+
+
+def run_incofl(config: Config, federation: Federation, server: Server, rounds: int) -> list[Played]:
+    """Plays the rounds as ``incofl run`` does."""
+    executor = make_executor(config, federation, rounds)
+    try:
+        return play(config, federation, server, rounds, executor)
+    finally:
+        executor.close()
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Lets the engines play in turn, and publishes the ratios."""
+    versions = {name: find_version(packages) for name, packages in ENGINES.items()}
+    chosen = [name for name in ENGINES if name in ("incofl", *arguments.only.split(","))]  # incofl is the measure
+    present = [name for name in chosen if versions[name] is not None]
+    seconds: dict[str, list[list[float]]] = {name: [] for name in present}
+    differences: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for repeat in range(arguments.repeats):
+            played = {}
+            for name in present:
+                played[name] = start_engine(name, arguments.workers, Path(folder))
+                # The last rounds are the counted ones, whether or not the engine was warmed up.
+                seconds[name].append([p["seconds"] for p in played[name]][-arguments.rounds :])
+                total = sum(seconds[name][-1])
+                print(f"repeat {repeat + 1}, {name}: {arguments.rounds} round(s) in {total:.1f} s", flush=True)
+            # Results do not depend on the repeat.
+            differences = {name: difference(played["incofl"], played[name]) for name in present}
+    publish(arguments, chosen, versions, seconds, differences)
+
+
+def find_version(packages: tuple[str, ...]) -> str | None:
+    """The versions of an engine's packages; ``None`` if one is missing."""
+    try:
+        return ", ".join(f"{package} {version(package)}" for package in packages) or "-"
+    except PackageNotFoundError:
+        return None
+
+
+def start_engine(name: str, workers: int, folder: Path) -> list[dict[str, Any]]:
+    """Runs this program again for one engine, and reads the rounds that it saved."""
+    out = folder / f"{name}.pt"
+    out.unlink(missing_ok=True)
+    launcher = [sys.executable]
+    if name == "pfl":  # its workers are ranks of torch.distributed
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+    command = [*launcher, __file__, *sys.argv[1:], "--engine", name, "--out", str(out)]
+    if name == "process-per-client":
+        command += ["--start", str(folder / "incofl.pt")]
+    environment = os.environ | QUIET | {"FLWR_HOME": str(folder / "flwr")}
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if answer.returncode or not out.exists():
+        raise SystemExit(f"{answer.stdout[-4000:]}{answer.stderr[-8000:]}\n{name}: failed, see above")
+    rounds: list[dict[str, Any]] = torch.load(out)
+    return rounds
+
+
+def difference(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[float]:
+    """After each round that both played, the largest difference of any element of the server model.
+
+    Where floats are summed in another order the first round shows rounding only; training then makes it grow.
+    """
+    states: dict[int, Tensors] = {entry["round"]: entry["state"] for entry in ours}
+    return [
+        max(float((states[entry["round"]][name] - value).abs().max()) for name, value in entry["state"].items())
+        for entry in theirs
+    ]
+
+
+def publish(
+    arguments: argparse.Namespace,
+    chosen: list[str],
+    versions: dict[str, str | None],
+    seconds: dict[str, list[list[float]]],
+    differences: dict[str, list[float]],
+) -> None:
+    """Writes the table, and every measurement."""
+    rows = []
+    engines: dict[str, Any] = {}
+    for name in chosen:
+        if name not in seconds:
+            rows.append([name, "not installed", "-", "-", "-"])
+            continue
+        per_minute = [60 * arguments.rounds / sum(turn) for turn in seconds[name]]
+        ratios = [sum(turn) / sum(ours) for ours, turn in zip(seconds["incofl"], seconds[name], strict=True)]
+        ours = name == "incofl"
+        rows.append(
+            [
+                name,
+                str(versions[name]),
+                f"{statistics.median(per_minute):.2f}",
+                "1" if ours else measure.spread(ratios),
+                "-" if ours else f"at least {TARGET:g}",
+            ]
+        )
+        engines[name] = {
+            "version": versions[name],
+            "seconds": seconds[name],
+            "rounds_per_minute": per_minute,
+            "incofl_times_as_fast": ratios,
+            "difference_by_round": differences[name],
+        }
+    data = "CIFAR-10" if arguments.root else "the digits of scikit-learn, too few for a claim"
+    limit = f", {arguments.examples} training examples" if arguments.examples else ""
+    text = (
+        f"The same rounds in each engine: {data}{limit}; {arguments.clients} clients, {arguments.cohort} in a round, "
+        f"ResNet10 to ResNet26 at width {arguments.width:g}, {arguments.workers} processes of one thread.\n\n"
+    )
+    columns = ["engine", "version", "rounds per minute (median)", "incofl is x times as fast", "target"]
+    text += measure.table(columns, rows)
+    text += "\nLargest difference of the server model from incofl's after the first and the last common round: "
+    text += "; ".join(f"{name} {d[0]:.1g}, {d[-1]:.1g}" for name, d in differences.items()) + ".\n"
+    settings = {key: value for key, value in vars(arguments).items() if key not in ("root", "engine", "start", "out")}
+    measured = {"data": "cifar10" if arguments.root else "digits", "settings": settings, "engines": engines}
+    measure.publish("peers", text, measured)
+
+
+if __name__ == "__main__":
+    main()
