@@ -60,7 +60,7 @@ class Flower:
             time.sleep(0.1)
         self._nodes = nodes
 
-    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Upload]:
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
         """The uploads in the order of the jobs; the replies come in any order."""
         replies = {}
         for reply in self._grid.send_and_receive([self._order(server, job) for job in jobs]):
@@ -73,7 +73,7 @@ class Flower:
             update = {name: value for name, value in tensors.items() if name in server.layout.parameters}
             buffers = {name: value for name, value in tensors.items() if name in server.layout.buffers}
             trained = Trained(update, buffers, int(metrics["steps"]), float(metrics["loss"]))
-            yield make_upload(self._federation, job, trained)
+            yield [make_upload(self._federation, job, trained)]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
         """Not measured."""

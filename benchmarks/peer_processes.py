@@ -38,10 +38,11 @@ class ProcessPerClient:
         self._workers = config.engine.workers
         self._federation = federation
 
-    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Upload]:
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
         """The uploads in the order of the jobs."""
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(self._workers) as pool:
-            yield from pool.map(functools.partial(self._start, server, Path(folder)), jobs)
+            for upload in pool.map(functools.partial(self._start, server, Path(folder)), jobs):
+                yield [upload]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
         """Not measured."""
