@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test test-workers check format bench clean
 
 help:
 	@echo "make demo    train five sizes of a ResNet on the embedded digits (runs/demo)"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests; make test-workers: in worker processes"
 	@echo "make check   format, lint, types: what CI runs before the tests"
 	@echo "make format  mend format and lint where that can be done"
 	@echo "make bench   run the benchmarks"
@@ -20,6 +20,10 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/pytest -n 2
 
+# The whole suite once more with every federation in worker processes.
+test-workers: $(READY)
+	INCOFL_WORKERS=2 $(BIN)/pytest -n 2
+
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -29,8 +33,13 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Nearly an hour; make bench ROOT=DIR takes CIFAR-10 from DIR, and otherwise noise of its shape.
 bench: $(READY)
+	$(BIN)/python benchmarks/efficiency.py $(if $(ROOT),--root $(ROOT))
 	$(BIN)/python benchmarks/server_step.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/compile.py
+	$(BIN)/python benchmarks/peers.py $(if $(ROOT),--root $(ROOT))
 
 clean:
 	rm -rf .venv

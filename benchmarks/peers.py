@@ -183,7 +183,11 @@ def difference(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list
     """
     states: dict[int, Tensors] = {entry["round"]: entry["state"] for entry in ours}
     return [
-        max(float((states[entry["round"]][name] - value).abs().max()) for name, value in entry["state"].items())
+        max(
+            float((states[entry["round"]][name] - value).abs().max())
+            for name, value in entry["state"].items()
+            if value.is_floating_point()
+        )
         for entry in theirs
     ]
 

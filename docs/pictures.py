@@ -2,6 +2,7 @@
 
 usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accuracy by level over the rounds of one run
        python docs/pictures.py buffers               docs/images/buffers-*.png: from experiments/results/buffers-*.json
+       python docs/pictures.py timeline RUN_FOLDER   docs/images/timeline.png: the last round of a run with engine.trace
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 HERE = Path(__file__).parent
 IMAGES = HERE / "images"
@@ -70,6 +72,41 @@ def buffers(data: str) -> None:
     save(figure, f"buffers-{data}.png")
 
 
+def timeline(folder: Path) -> None:
+    """Who did what when in the last round, with its end enlarged: what a round has besides training."""
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    who = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    spans = [(e["ts"] / 1e6, e["dur"] / 1e6, e["name"], who[e["tid"]]) for e in events if e["ph"] == "X"]
+    start = max(ts for ts, _, name, _ in spans if name == "schedule")
+    spans = [(ts - start, duration, name, track) for ts, duration, name, track in spans if ts >= start]
+    trained = max(ts + duration for ts, duration, name, _ in spans if name.startswith("client"))
+    end = max(ts + duration for ts, duration, *_ in spans)
+    tracks = sorted({track for *_, track in spans}, reverse=True)
+    server = {"add up": "#CC79A7", "mean, transforms": "#000000", "records, checkpoint": "#999999"}
+    figure = Figure(figsize=(9, 3.4))
+    whole, close = figure.subplots(1, 2, width_ratios=[2.6, 1])
+    for axes in (whole, close):
+        for ts, duration, name, track in spans:
+            at = tracks.index(track)
+            colour = server.get(name, "#999999") if track == "server" else COLOURS[int(name.rpartition(" ")[2])]
+            hatch = "//" if name.startswith("evaluation") else None
+            axes.barh(at, duration, 0.7, ts, color=colour, hatch=hatch, edgecolor="white", lw=0.6 * (track != "server"))
+            if axes is whole and name.startswith("client") and duration > end / 18:
+                number = name.split()[1].strip(",")
+                axes.text(ts + duration / 2, at, number, ha="center", va="center", color="white", fontsize=7)
+        axes.set_yticks(range(len(tracks)), tracks if axes is whole else [""] * len(tracks))
+        axes.set_xlabel("seconds")
+        axes.grid(axis="y", visible=False)
+    whole.set_xlim(0, end)
+    whole.set_title("one round: clients by number, coloured by level; hatched: evaluation", loc="left", fontsize=9)
+    close.set_xlim(trained - 0.12, trained + 0.12)
+    close.set_title("the end of training, enlarged", loc="left", fontsize=9)
+    handles = [Patch(color=colour, label=f"level {level}") for level, colour in enumerate(COLOURS)]
+    handles += [Patch(color=colour, label=name) for name, colour in server.items()]
+    figure.legend(handles=handles, loc="lower center", ncols=8, fontsize=7, frameon=False, bbox_to_anchor=(0.5, -0.08))
+    save(figure, "timeline.png")
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["demo", folder]:
@@ -77,5 +114,7 @@ if __name__ == "__main__":
         case ["buffers"]:
             for path in sorted(RESULTS.glob("buffers-*.json")):
                 buffers(path.stem.removeprefix("buffers-"))
+        case ["timeline", folder]:
+            timeline(Path(folder))
         case _:
             sys.exit(__doc__)

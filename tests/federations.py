@@ -1,10 +1,14 @@
 """Small federations for tests."""
 
+import os
+
 from incofl.config import Config, make_config
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation
+from incofl.engine.processes import WorkerProcesses
 from incofl.engine.round import Tally, run_round
+from incofl.engine.run import WORKERS
 from incofl.server import Server
 
 TINY = {
@@ -29,9 +33,11 @@ def tiny_federation(*overrides: str) -> Federation:
 def run_rounds(federation: Federation, rounds: int, cohort: int = 4, server: Server | None = None) -> list[Server]:
     """The server before the first round and after each."""
     servers = [server or federation.start()]
-    executor = InProcess(federation)
+    workers = int(os.environ.get(WORKERS, "1"))
+    executor = WorkerProcesses(federation, workers) if workers > 1 else InProcess(federation)
     for _ in range(rounds):
         before = servers[-1]
         jobs = federation.schedule(before.round, cohort)
         servers.append(run_round(before, federation.method, jobs, executor, Tally()))
+    executor.close()
     return servers

@@ -107,7 +107,8 @@ class EngineConfig:
     """Where turns are computed.
 
     Attributes:
-        workers: processes that train clients, each on one core; 1: in this process; ``auto``: what is fastest.
+        workers: processes that train clients, each on one core; 1: in this process; ``auto``: what is fastest, or as
+            many as the environment variable ``INCOFL_WORKERS`` says.
         device: torch device of the clients' training; devices other than ``cpu`` are untested.
         compile: train with ``torch.compile``: faster steps, after a minute or so for each level at the start of every
             process; needs a C++ compiler.

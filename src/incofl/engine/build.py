@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import itertools
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -92,9 +94,19 @@ def check_device(name: str) -> None:
         ) from None
 
 
+def check_compiler(config: Config) -> None:
+    """Refuses ``engine.compile`` where torch.compile would fail for want of a C++ compiler."""
+    names = [os.environ.get("CXX"), "g++", "clang++"]
+    if config.engine.compile and not any(shutil.which(name) for name in names if name):
+        raise ConfigError(
+            "engine.compile: got true, but found no C++ compiler; install g++, or leave engine.compile out"
+        )
+
+
 def build(config: Config, partition: list[Tensor] | None = None) -> Federation:
     """Everything that a run needs; a ``partition`` saved with an earlier part of the run is used as it is."""
     check_device(config.engine.device)
+    check_compiler(config)
     model = build_model(config)
     splitter = build_splitter(config, model)
     levels = client_levels(config, len(splitter.depths))

@@ -32,6 +32,7 @@ class Plan:
     shared: dict[str, Entry]
     private: dict[int, dict[str, Entry]]
     slots: list[dict[int, dict[str, Entry]]]  # by slot and level
+    dtype: torch.dtype  # torch's default
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def make_plan(federation: Federation, num_slots: int) -> tuple[Plan, tuple[int, 
         data=dataclasses.replace(federation.data, train=empty, test=empty),
         model=dataclasses.replace(model, initial={}),
     )
-    return Plan(skeleton, data, shared, private, slots), (data_size, state_size, slots_size)
+    return Plan(skeleton, data, shared, private, slots, torch.get_default_dtype()), (data_size, state_size, slots_size)
 
 
 def main() -> None:
@@ -104,6 +105,7 @@ def main() -> None:
 
 def _serve(connection: Connection, data: Arena, state: Arena, uploads: Arena) -> None:
     plan: Plan = cloudpickle.loads(connection.recv_bytes())
+    torch.set_default_dtype(plan.dtype)
     tensors = data.views(plan.data)
     train, test = (Images(tensors[f"{part}.x"], tensors[f"{part}.y"]) for part in ("train", "test"))
     federation = plan.federation

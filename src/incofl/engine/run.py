@@ -23,6 +23,8 @@ from incofl.engine.trace import SERVER, Trace
 from incofl.errors import ConfigError
 from incofl.server import Server
 
+WORKERS = "INCOFL_WORKERS"  # the environment variable that says how many workers "auto" means
+
 # About ten seconds of training on one core: four times what starting worker processes takes.
 WORTH_WORKERS = 1.5e11
 
@@ -127,6 +129,10 @@ def make_executor(config: Config, federation: Federation, rounds: int, trace: Tr
     """Worker processes where they pay for their start, one per core; this process otherwise."""
     if config.engine.workers != "auto":
         workers = config.engine.workers
+    elif wish := os.environ.get(WORKERS):
+        if not wish.isdecimal() or int(wish) < 1:
+            raise ConfigError(f"{WORKERS}: got {wish!r}, expected a whole number >= 1")
+        workers = int(wish)
     elif _training_macs(federation, config.cohort_size) * rounds < WORTH_WORKERS:
         workers = 1
     else:

@@ -5,7 +5,7 @@ they are divided over threads, and a turn must give the same bits everywhere.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +58,7 @@ class Worker:
         part = Images(test.x[job.start : end], test.y[job.start : end])
         batches = ((self._input(x), y.to(f.device)) for x, y in eval_batches(part, f.data.pipeline))
         # Compiling for another mode and batch size would take longer than an evaluation.
-        with one_thread(), torch.compiler.set_stance("force_eager"):
+        with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
             return evaluate(self._module(job.level, server.round), state, batches)
 
     def _module(self, level: int, round: int) -> nn.Module:

@@ -1,0 +1,79 @@
+"""What the engine's options choose."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import incofl
+from incofl.engine.build import build
+from incofl.engine.executor import InProcess
+from incofl.engine.load import load_model
+from incofl.engine.processes import WorkerProcesses
+from incofl.engine.run import make_executor
+from incofl.errors import ConfigError
+from tests.federations import tiny_config
+
+
+@pytest.mark.parametrize(
+    ("setting", "environment", "workers"), [("auto", "3", 3), ("auto", None, 1), ("2", "3", 2), ("auto", "1", 1)]
+)
+def test_how_many_workers(setting: str, environment: str | None, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config first, then the environment; a tiny job is done in this process."""
+    monkeypatch.delenv("INCOFL_WORKERS", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("INCOFL_WORKERS", environment)
+    config = tiny_config(f"engine.workers={setting}")
+    executor = make_executor(config, build(config), rounds=1)
+    try:
+        if workers == 1:
+            assert isinstance(executor, InProcess)
+        else:
+            assert isinstance(executor, WorkerProcesses)
+            assert len(executor._pool) == workers
+    finally:
+        executor.close()
+
+
+def test_a_long_job_gets_a_worker_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INCOFL_WORKERS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
+    config = tiny_config()
+    executor = make_executor(config, build(config), rounds=10**9)
+    try:
+        assert isinstance(executor, WorkerProcesses)
+        assert len(executor._pool) == 3
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("wish", ["0", "many", "-1", "1.5"])
+def test_a_wrong_wish_is_refused(wish: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INCOFL_WORKERS", wish)
+    config = tiny_config()
+    with pytest.raises(ConfigError, match=r"INCOFL_WORKERS: got .* expected a whole number >= 1"):
+        make_executor(config, build(config), rounds=1)
+
+
+def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(ConfigError, match=r"engine.compile: got true, expected a C\+\+ compiler"):
+        build(tiny_config("engine.compile=true"))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
+    """Up to rounding: fused kernels add up in another order."""
+    config = tiny_config(
+        "rounds=1", "cohort=2", "model.name=tiny-mlp", "split.kind=layer", "split.levels=[6]", "local.drop_last=true",
+        "local.lr=1e-4", "data.limit=100", "data.clients=2", "data.partition=iid", "engine.workers=1",
+    )  # fmt: skip
+    incofl.run(config, tmp_path / "eager")
+    compiled = dataclasses.replace(config, engine=dataclasses.replace(config.engine, compile=True))
+    incofl.run(compiled, tmp_path / "compiled")
+    eager, fused = (load_model(tmp_path / name).state_dict() for name in ("eager", "compiled"))
+    for name, value in eager.items():
+        torch.testing.assert_close(fused[name], value, rtol=1e-3, atol=1e-5)
