@@ -63,8 +63,9 @@ def test_the_method_of_contributing_works(tmp_path: Path, monkeypatch: pytest.Mo
         method = dataclasses.replace(module.clippedavg, client=module.Clipped(bound))
         return run_rounds(dataclasses.replace(federation, method=method), 2)[-1].shared
 
-    assert all(torch.equal(result(float("inf"))[n], expected[n]) for n in expected)
-    assert any(not torch.equal(result(1e-3)[n], expected[n]) for n in expected)
+    unbounded, bounded = result(float("inf")), result(1e-3)
+    assert all(torch.equal(unbounded[n], expected[n]) for n in expected)
+    assert any(not torch.equal(bounded[n], expected[n]) for n in expected)
 
 
 def test_config_reference_is_current() -> None:
