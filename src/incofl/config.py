@@ -23,6 +23,13 @@ from incofl.errors import ConfigError, nearest
 from incofl.inco import InCo
 from incofl.method import BufferPolicy, Weighting
 from incofl.methods import find_method
+from incofl.methods.fedprox import FedProx
+from incofl.methods.fedrolex import Rolex
+from incofl.methods.heterofl import HeteroFLOptions
+from incofl.methods.inclusivefl import InclusiveOptions
+from incofl.methods.moon import Moon
+from incofl.methods.scaffold import Scaffold
+from incofl.methods.scalefl import ScaleFL
 from incofl.models import MODELS
 from incofl.models.resnet import Stem
 from incofl.split import Kind
@@ -76,14 +83,15 @@ class SplitConfig:
     """The sizes of client models.
 
     Attributes:
-        kind: ``stage`` (first blocks of each stage), ``layer`` (first blocks of all), ``hetero`` (narrower layers).
+        kind: ``stage`` (first blocks of each stage), ``layer`` (first blocks of all), ``hetero`` (narrower layers), or
+            what the method is made for.
         levels: how many sizes, or one entry per size from small to large: blocks per stage such as ``[1, 1, 2, 2]``
             (stage), a number of blocks (layer), a share of the channels (hetero).
         depth: of hetero splitting: ``full``, ``scaled`` (the same share of the blocks), or blocks per stage per level.
         counts: clients of each level; left out, groups are equal. The first clients are the smallest.
     """
 
-    kind: Kind = "stage"
+    kind: Kind | Literal["auto"] = "auto"
     levels: Count | tuple[int | float | tuple[int, ...], ...] = 5
     depth: Literal["full", "scaled"] | tuple[int | tuple[int, ...], ...] = "full"
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None
@@ -94,11 +102,12 @@ class AggregateConfig:
     """How the server averages.
 
     Attributes:
-        weighting: ``uniform`` over the clients that hold a position (the paper's code), or by ``samples``.
+        weighting: ``uniform`` over the clients that hold a position (the paper's code), by ``samples``, or the
+            method's own.
         precision: of the running sums.
     """
 
-    weighting: Weighting = "uniform"
+    weighting: Weighting | Literal["auto"] = "auto"
     precision: Literal["float32", "float64"] = "float32"
 
 
@@ -141,19 +150,27 @@ class Config:
         rounds: how many.
         method: the method (``incofl list methods``).
         cohort: clients per round: a count, or a ratio below 1.
-        buffers: batch-norm statistics: ``per-level`` (each size has its own) or ``average`` over all (the paper).
+        buffers: batch-norm statistics: ``per-level`` (each size has its own), ``average`` over all (the paper),
+            ``static`` (measured for each size before an evaluation, on training images), or the method's own.
     """
 
     seed: Annotated[int, Ge(0)] = 0
     rounds: Count = 50
     method: str = "incoavg"
     cohort: Count | Annotated[float, Gt(0), Lt(1)] = 0.4
-    buffers: BufferPolicy = "per-level"
+    buffers: BufferPolicy | Literal["auto"] = "auto"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
     local: LocalSettings = field(default_factory=LocalSettings)
     inco: InCo = field(default_factory=InCo)
+    prox: FedProx = field(default_factory=FedProx)
+    scaffold: Scaffold = field(default_factory=Scaffold)
+    moon: Moon = field(default_factory=Moon)
+    heterofl: HeteroFLOptions = field(default_factory=HeteroFLOptions)
+    rolex: Rolex = field(default_factory=Rolex)
+    scalefl: ScaleFL = field(default_factory=ScaleFL)
+    inclusive: InclusiveOptions = field(default_factory=InclusiveOptions)
     aggregate: AggregateConfig = field(default_factory=AggregateConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -175,8 +192,20 @@ class Config:
             width=self.model.width or source.width,
             stem=source.stem if self.model.stem == "auto" else self.model.stem,
         )
+        split = self.split if self.split.kind != "auto" else dataclasses.replace(self.split, kind=method.split)
+        if method.split == "hetero" and split.kind != "hetero":
+            raise ConfigError(f"split.kind: got {split.kind!r}, expected 'hetero': {method.name} splits by width")
+        aggregate = self.aggregate
+        if aggregate.weighting == "auto":
+            aggregate = dataclasses.replace(aggregate, weighting=method.server.weighting)
         object.__setattr__(self, "method", method.name)
         object.__setattr__(self, "model", model)
+        object.__setattr__(self, "split", split)
+        object.__setattr__(self, "aggregate", aggregate)
+        if self.scalefl.distil_after is None:
+            scalefl = dataclasses.replace(self.scalefl, distil_after=self.rounds // 4)
+            object.__setattr__(self, "scalefl", scalefl)
+        object.__setattr__(self, "buffers", method.server.buffers if self.buffers == "auto" else self.buffers)
 
     @property
     def cohort_size(self) -> int:
