@@ -1,6 +1,6 @@
 """How much of the machine a run uses: bare local training steps on W processes against a run with W workers.
 
-usage: python benchmarks/efficiency.py [--root DIR] [--workers 2] [--rounds 3] [--rows quarter,full]
+usage: python benchmarks/efficiency.py [--root DIR] [--workers 2] [--rounds N] [--rows quarter,full]
 
 The bare processes train the same clients with the same optimised step on the same batches, augmentation included, with
 no federation around them: no slices, uploads, aggregation, records or checkpoints. A run pauses after each of its
@@ -34,10 +34,10 @@ from incofl.engine.records import Row
 from incofl.engine.seeds import Purpose, torch_rng
 from incofl.split import submodel
 
-# A model family is one more row: what it is called, the preset, and what differs from it.
+# A model family is one more row: what it is called, the preset, what differs from it, rounds to measure, the target.
 ROWS = {
-    "quarter": ("ResNet26, quarter width", "paper-cifar10", ["model.width=0.25"], "at least 0.92"),
-    "full": ("ResNet26, full width", "paper-cifar10", [], "at least 0.95"),
+    "quarter": ("ResNet26, quarter width", "paper-cifar10", ["model.width=0.25"], 12, "at least 0.92"),
+    "full": ("ResNet26, full width", "paper-cifar10", [], 4, "at least 0.95"),
 }
 
 
@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", help="folder that holds cifar-10-batches-bin")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each row")
+    parser.add_argument("--rounds", type=int, help="measured rounds of each row, instead of 12 and 4")
     parser.add_argument("--rows", default=",".join(ROWS))
     options = parser.parse_args()
 
@@ -138,22 +138,23 @@ def main() -> None:
         if options.root is None:
             noise(Path(folder))
         for row in options.rows.split(","):
-            name, preset, overrides, target = ROWS[row]
+            name, preset, overrides, measurements, target = ROWS[row]
+            measurements = options.rounds or measurements
             print(name, flush=True)
-            rounds = options.rounds + 2  # the first starts the workers, the last would be evaluated
+            rounds = measurements + 2  # the first starts the workers, the last would be evaluated
             more = [f"data.root={options.root or folder!r}", f"rounds={rounds}", f"eval.every={rounds}"]
             config = incofl.load_config(preset, [*overrides, *more, f"engine.workers={options.workers}"])
-            comparison = Comparison(config, options.workers, options.rounds)
+            comparison = Comparison(config, options.workers, measurements)
             try:
                 incofl.run(config, Path(folder) / row, progress=comparison)
             except Enough:
                 measured[row] = comparison.measured
             efficiency = [m["bare"] / m["run"] for m in measured[row]]
             balance = [m["bare, ideally balanced"] / m["run"] for m in measured[row]]
-            lines.append([name, spread(efficiency, 3), target, spread(balance, 3)])
-    head = ["model", "bare / run", "target", "bare, ideally balanced / run"]
+            lines.append([name, str(measurements), spread(efficiency, 3), target, spread(balance, 3)])
+    head = ["model", "rounds", "bare / run", "target", "bare, ideally balanced / run"]
     data = "CIFAR-10" if options.root else "noise of CIFAR-10's shape"
-    text = table(head, lines) + f"\n{options.workers} workers, {options.rounds} rounds each, {data}.\n"
+    text = table(head, lines) + f"\n{options.workers} workers, {data}.\n"
     publish("efficiency", text, {"data": data, "workers": options.workers, "seconds": measured})
 
 

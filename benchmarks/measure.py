@@ -56,7 +56,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "commit": _git("rev-parse", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ":!benchmarks/results")),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)benchmarks/results")),
     }
 
 

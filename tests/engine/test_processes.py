@@ -161,7 +161,7 @@ def test_an_exception_in_a_worker_is_shown_with_its_place() -> None:
     federation = dataclasses.replace(federation, method=dataclasses.replace(federation.method, client=Faulty()))
     executor = WorkerProcesses(federation, 2)
     try:
-        with pytest.raises(RuntimeError, match=r"(?s)in a worker process, Job.*ZeroDivisionError: a bug"):
+        with pytest.raises(RuntimeError, match=r"(?s)in a worker process, client.*ZeroDivisionError: a bug"):
             list(executor.train(federation.start(), federation.schedule(0, 2)))
     finally:
         executor.close()
@@ -200,3 +200,22 @@ def test_workers_are_gone_after_close() -> None:
     pids = [worker.process.pid for worker in executor._pool]
     executor.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_method_that_workers_cannot_import_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not a client that is given up."""
+    import sys
+    import types
+
+    module = types.ModuleType("nowhere_else")
+    rule = type("Mine", (ClientRule,), {"__module__": "nowhere_else"})
+    module.Mine = rule  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "nowhere_else", module)
+    federation = tiny_federation("method=heteroavg")
+    federation = dataclasses.replace(federation, method=dataclasses.replace(federation.method, client=rule()))
+    executor = WorkerProcesses(federation, 2)
+    try:
+        with pytest.raises(RuntimeError, match=r"(?s)at its start:.*No module named 'nowhere_else'"):
+            list(executor.train(federation.start(), federation.schedule(0, 2)))
+    finally:
+        executor.close()

@@ -133,7 +133,7 @@ def check_compiler(config: Config) -> None:
     names = [os.environ.get("CXX"), "g++", "clang++"]
     if config.engine.compile and not any(shutil.which(name) for name in names if name):
         raise ConfigError(
-            "engine.compile: got true, but found no C++ compiler; install g++, or leave engine.compile out"
+            "engine.compile: got true, expected a C++ compiler on this machine: install g++ or leave it out"
         )
 
 

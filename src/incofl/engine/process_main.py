@@ -135,7 +135,12 @@ def main() -> None:
 
 
 def _serve(connection: Connection, data: Arena, state: Arena, uploads: Arena) -> None:
-    plan: Plan = cloudpickle.loads(connection.recv_bytes())
+    pickled = connection.recv_bytes()
+    try:
+        plan: Plan = cloudpickle.loads(pickled)
+    except Exception:
+        connection.send(RuntimeError(f"in a worker process, at its start:\n{traceback.format_exc()}"))
+        return
     torch.set_default_dtype(plan.dtype)
     tensors = data.views(plan.data)
     train, test = (Images(tensors[f"{part}.x"], tensors[f"{part}.y"]) for part in ("train", "test"))
