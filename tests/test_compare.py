@@ -37,7 +37,9 @@ def test_compare(incofl: Shell, tmp_path: Path) -> None:
     assert {"comparison.md", "comparison.csv", "comparison.json", "incoavg-s1"} <= found
     # Paired: the same clients, round by round, under every method of a seed.
     for seed in (0, 1):
-        cohorts = [[row["clients"] for row in rows(tmp_path / f"{m}-s{seed}")] for m in ("heteroavg", "incoavg", "fedprox")]
+        cohorts = [
+            [row["clients"] for row in rows(tmp_path / f"{m}-s{seed}")] for m in ("heteroavg", "incoavg", "fedprox")
+        ]
         assert cohorts[0] == cohorts[1] == cohorts[2]
         partitions = {(tmp_path / f"{m}-s{seed}" / "partition.json").read_text() for m in ("heteroavg", "incoavg")}
         assert len(partitions) == 1
@@ -61,7 +63,9 @@ def test_compare(incofl: Shell, tmp_path: Path) -> None:
 def test_side_by_side_is_the_same(incofl: Shell, tmp_path: Path) -> None:
     for jobs in (1, 2):
         out = tmp_path / str(jobs)
-        code, _, err = incofl("compare", *SMALL, "-m", "heteroavg,heteroscaffold", "--seeds", "3", "-o", out, "-j", jobs)
+        code, _, err = incofl(
+            "compare", *SMALL, "-m", "heteroavg,heteroscaffold", "--seeds", "3", "-o", out, "-j", jobs
+        )
         assert (code, err) == (0, "")
     assert (tmp_path / "1" / "comparison.json").read_text() == (tmp_path / "2" / "comparison.json").read_text()
 

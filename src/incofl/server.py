@@ -11,7 +11,6 @@ from incofl.layout import Layout
 from incofl.split import Slice
 from incofl.tensors import Tensors
 
-
 Record = dict[str, dict[str, float]]
 Transform = Callable[[Tensors, Layout], tuple[Tensors, Record]]
 

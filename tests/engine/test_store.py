@@ -22,7 +22,9 @@ def federation() -> Federation:
 
 def memory(federation: Federation, level: int, value: float) -> Tensors:
     shapes = federation.slice(level, 0).shapes
-    return {name: torch.full(shape, value) for name, shape in shapes.items() if name in federation.model.layout.parameters}
+    return {
+        name: torch.full(shape, value) for name, shape in shapes.items() if name in federation.model.layout.parameters
+    }
 
 
 def value_of(store: ClientStore, federation: Federation, client: int, level: int) -> float | None:
@@ -74,7 +76,9 @@ def test_a_crash_before_or_after_the_checkpoint(federation: Federation, tmp_path
     after.restore(later)
     assert [value_of(after, federation, client, 0) for client in (1, 2)] == [2.0, 3.0]
     assert files(tmp_path) == {"client-1-round-1.safetensors", "client-2-round-1.safetensors"}
-    with pytest.raises(RunError, match=r"client-1-round-0\.safetensors: the memory of a client is missing \(1 in all\)"):
+    with pytest.raises(
+        RunError, match=r"client-1-round-0\.safetensors: the memory of a client is missing \(1 in all\)"
+    ):
         before.restore(checkpoint)
 
 
@@ -123,6 +127,8 @@ def test_a_missing_or_damaged_file_is_one_clear_line(damage: str, tmp_path: Path
         victim.unlink()
     else:
         victim.write_bytes(victim.read_bytes()[:100])
-    with pytest.raises(RunError, match=r"client-\d+-round-0.safetensors: the memory of .*(missing|cannot be read)") as line:
+    with pytest.raises(
+        RunError, match=r"client-\d+-round-0.safetensors: the memory of .*(missing|cannot be read)"
+    ) as line:
         incofl.run(tiny_config(*settings, "rounds=2"), tmp_path, resume=True)
     assert "\n" not in str(line.value)

@@ -151,7 +151,7 @@ class TestMoon:
             Moon().check(nn.Sequential(nn.Linear(4, 3), nn.ReLU()))
 
     def test_remembers_the_last_local_model(self) -> None:
-        federation = tiny_federation("method=heteromoon", "data.clients=1", EXACT, "split.levels=1")
+        federation = tiny_federation("method=heteromoon", "data.clients=1", "cohort=1", EXACT, "split.levels=1")
         store = make_store(federation)
         server = run_rounds(federation, 1, cohort=1, store=store)[-1]
         piece = federation.slice(0, 0)
@@ -191,7 +191,7 @@ class TestHeteroFL:
         changes = HeteroFLServer(precision="float64").aggregate(server, [uploads])
         assert changes.update["fc.bias"].tolist() == [1, 2, 3, *[0] * 7]
         assert changes.update["fc.weight"][:, 0].tolist() == [1, 2, 3, *[0] * 7]
-        assert changes.update["conv1.weight"].unique().tolist() == [2.0]
+        assert bool((changes.update["conv1.weight"] == 2.0).all())
         after = server.advance(changes)
         assert torch.equal(after.shared["fc.weight"][3:], server.shared["fc.weight"][3:])
         plain = HeteroFLServer(precision="float64", options=HeteroFLOptions(label_rows=False))

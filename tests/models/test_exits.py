@@ -20,7 +20,7 @@ def test_positions() -> None:
     assert exit_positions(12, 5) == (5, 7, 8, 10, 12)
     assert exit_positions(4, 3) == (2, 3, 4)
     assert exit_positions(12, 1) == (12,)
-    with pytest.raises(LayoutError, match="split.levels: got 5 levels, expected fewer: the model has only 4 blocks"):
+    with pytest.raises(LayoutError, match=r"split.levels: got 5 levels, expected fewer: the model has only 4 blocks"):
         exit_positions(4, 5)
 
 
@@ -66,5 +66,5 @@ def test_the_largest_level_is_the_whole_model() -> None:
 
 def test_widths_must_fit_the_exits() -> None:
     model = make_model("tiny-resnet", exits=3, shape=(1, 8, 8))
-    with pytest.raises(LayoutError, match="split.levels: got 2 levels, expected 3, one per exit"):
+    with pytest.raises(LayoutError, match=r"split.levels: got 2 levels, expected 3, one per exit"):
         make_exit_splitter(model.layout, (0.5, 1.0))

@@ -106,7 +106,11 @@ def compare(
                 watch(arm)
     results = summarise(configs, out)
     seeds = len({seed for _, seed in configs})
-    for suffix, text in (("md", as_markdown(results, seeds)), ("csv", as_csv(results)), ("json", as_json(results, configs))):
+    for suffix, text in (
+        ("md", as_markdown(results, seeds)),
+        ("csv", as_csv(results)),
+        ("json", as_json(results, configs)),
+    ):
         with atomic_write(out / f"comparison.{suffix}") as file:
             file.write(text.encode())
     return results
@@ -121,9 +125,7 @@ def folder_of(out: Path, arm: Arm) -> Path:
 def run_side_by_side(configs: Mapping[Arm, Config], out: Path, jobs: int) -> Iterator[Arm]:
     """Makes several runs at a time, and yields each arm that is finished."""
     with ProcessPoolExecutor(jobs, get_context("spawn"), _one_worker) as pool:
-        futures = {
-            pool.submit(_run_arm, config.to_dict(), folder_of(out, arm)): arm for arm, config in configs.items()
-        }
+        futures = {pool.submit(_run_arm, config.to_dict(), folder_of(out, arm)): arm for arm, config in configs.items()}
         try:
             for future in as_completed(futures):
                 future.result()

@@ -9,8 +9,8 @@ from incofl.engine.executor import Executor, Lost
 from incofl.engine.federation import Job
 from incofl.engine.trace import Trace
 from incofl.errors import UploadError
-from incofl.method import Method, Record, Upload
-from incofl.server import Server
+from incofl.method import Method, Upload
+from incofl.server import Record, Server
 from incofl.tensors import all_finite, num_bytes
 
 

@@ -126,7 +126,7 @@ class InclusiveFL(ServerRule):
         return momenta
 
     def _blend(self, server: Server, level: int, change: Change) -> Change:
-        """beta m + (1 - beta) g, where there is an m."""
+        """Beta m + (1 - beta) g, where there is an m."""
         momentum, beta = server.extra.get(table(level), {}), self.options.beta
         values = {
             name: beta * momentum[name] + (1 - beta) * value if name in momentum else value

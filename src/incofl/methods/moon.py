@@ -55,9 +55,7 @@ class Moon(ClientRule):
         """MOON needs to see features."""
         if find_head(model) is None:
             kind = type(model).__name__
-            raise ConfigError(
-                f"method: moon needs a model whose last layer is linear, to see its input; {kind} has none"
-            )
+            raise ConfigError(f"method: moon needs a model whose last layer is linear; {kind} has another")
 
     def begin(self, local: Local) -> None:
         """The two frozen models, if there is a previous one."""

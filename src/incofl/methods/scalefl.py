@@ -6,8 +6,8 @@ logits o_1 .. o_l of its exits and t = 3:
 
     sum_j j ( CE(o_j, y) + [j < l] gamma t^2 KL(softmax(o_l / t) || softmax(o_j / t)) ) / (l (l + 1) / 2)
 
-1. An exit is three 3x3 convolutions with batch norm at the width of its stage, pooling and a linear layer; the last exit
-   is the model's own head.
+1. An exit is three 3x3 convolutions with batch norm at the width of its stage, pooling and a linear layer; the last
+   exit is the model's own head.
 2. The divergence is a mean over batch and classes, as in the released code; the teacher is not trained by it.
 3. Distillation starts after a quarter of the rounds.
 4. Every position is averaged over the clients that hold it, all alike.
@@ -77,8 +77,8 @@ def weighted_loss(exits: Sequence[Tensor], y: Tensor, gamma: float, temperature:
 
 def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     """t^2 times the mean, over batch and classes, of q (log q - log p)."""
-    q, p = functional.softmax(teacher / temperature, 1), functional.log_softmax(student / temperature, 1)
-    return functional.kl_div(p, q, reduction="mean") * temperature**2
+    log_q, log_p = (functional.log_softmax(logits / temperature, 1) for logits in (teacher, student))
+    return (log_q.exp() * (log_q - log_p)).mean() * temperature**2
 
 
 scalefl = Method(

@@ -198,7 +198,9 @@ def resnet_layout(model: ResNet) -> Layout:
             exits[name] = position
             stage = model.stage_of[position - 1]
             inputs = Axis(f"layer{stage}", state[f"layer{stage}.0.conv2.weight"].shape[0])
-            for layer in range(0, len(model.exits[number].get_submodule("convs")), 3):
+            head = model.exits[number]
+            assert isinstance(head, ExitHead)
+            for layer in range(0, len(head.convs), 3):
                 outputs = Axis(f"{name}.{layer}", inputs.size)
                 convolution(f"{name}.convs.{layer}", outputs, inputs)
                 norm(f"{name}.convs.{layer + 1}", outputs)
