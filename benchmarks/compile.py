@@ -14,7 +14,7 @@ import torch
 from measure import publish, seconds, spread, table
 from torch import nn
 
-from incofl.client import ClientRule, LocalSettings, train
+from incofl.client import ClientRule, Given, LocalSettings, train
 from incofl.engine.memory import keep_freed_memory
 from incofl.models import make_model
 from incofl.split import make_splitter, submodel
@@ -42,7 +42,7 @@ def main() -> None:
             batch = [(x, torch.randint(10, (64,)))] * 4
 
             def turn(module: nn.Module, received=received, batch=batch) -> None:  # type: ignore[no-untyped-def]
-                train(module, received, batch, ClientRule(), LocalSettings())
+                train(module, Given(received), batch, ClientRule(), LocalSettings())
 
             eager, compiled = (submodel(model.template, model.layout, piece) for _ in range(2))
             for module in (eager, compiled):

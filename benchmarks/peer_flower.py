@@ -19,6 +19,7 @@ from incofl.engine.federation import Federation, Job
 from incofl.engine.worker import Worker
 from incofl.method import Upload
 from incofl.server import Server
+from incofl.tensors import Tensors
 
 client_app = ClientApp()
 
@@ -76,7 +77,11 @@ class Flower:
             yield [make_upload(self._federation, job, trained)]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
-        """Not measured."""
+        """Not compared."""
+        raise NotImplementedError
+
+    def measure(self, server: Server, levels: Sequence[int]) -> dict[int, Tensors]:
+        """Not compared."""
         raise NotImplementedError
 
     def close(self) -> None:

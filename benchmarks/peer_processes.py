@@ -18,6 +18,7 @@ from incofl.engine.federation import Federation, Job
 from incofl.engine.worker import Worker
 from incofl.method import Upload
 from incofl.server import Server
+from incofl.tensors import Tensors
 
 
 def _turn(toml: str, job: Job, received: Path, result: Path) -> None:
@@ -45,7 +46,11 @@ class ProcessPerClient:
                 yield [upload]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
-        """Not measured."""
+        """Not compared."""
+        raise NotImplementedError
+
+    def measure(self, server: Server, levels: Sequence[int]) -> dict[int, Tensors]:
+        """Not compared."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ import torch
 from incofl.aggregate import Covered
 from incofl.layout import Layout
 from incofl.method import ServerRule, Upload
-from incofl.methods.fedavg import PerArchitecture
 from incofl.models import make_model
 from incofl.server import Change, Changes, Server
 from incofl.split import make_splitter
@@ -62,7 +61,7 @@ def test_per_level_buffers() -> None:
 
 
 def test_per_architecture_shares_nothing() -> None:
-    rule = PerArchitecture(buffers="per-level")
+    rule = ServerRule(buffers="per-level", separate=True)
     server = advance(start(), rule, upload(0, 0, 1.0), upload(1, 2, 4.0))
     assert [value(server.state(level), "conv1.weight") for level in range(3)] == [1.0, 0.0, 4.0]
     server = advance(server, rule, upload(0, 0, 1.0), upload(2, 1, 7.0))

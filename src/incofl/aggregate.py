@@ -42,11 +42,20 @@ class Covered:
 
 @dataclass(frozen=True)
 class Part:
-    """What one client adds: values in the coordinates of its slice, and their weight."""
+    """What one client adds.
+
+    Attributes:
+        slice: which positions it holds.
+        values: in the coordinates of the slice.
+        weight: in the mean.
+        length: the values are divided by it, and the mean is multiplied by the mean length of those who hold a
+            position: FedNova's normalisation. All of length 1: the plain mean.
+    """
 
     slice: Slice
     values: Mapping[str, Tensor]
     weight: float = 1.0
+    length: float = 1.0
 
 
 class Accumulator:
@@ -57,8 +66,9 @@ class Accumulator:
         self._dtype = dtype
         self._sum: Tensors = {}
         self._dtypes: dict[str, torch.dtype] = {}
-        # Clients of a level share a slice: there are few, and their weights are added up first.
-        self._weights: dict[tuple[int, frozenset[str]], tuple[Slice, float]] = {}
+        # Clients of a level share a slice: there are few, and their weights (and weighted lengths) are added up first.
+        self._weights: dict[tuple[int, frozenset[str]], tuple[Slice, float, float]] = {}
+        self._normalised = False
 
     def add(self, *parts: Part) -> None:
         """Adds what some clients uploaded. The sums depend on the order of the clients, not on who comes together.
@@ -68,8 +78,9 @@ class Accumulator:
         large: dict[str, list[Part]] = {}
         for part in parts:
             key = id(part.slice), frozenset(part.values)
-            _, before = self._weights.get(key, (part.slice, 0.0))
-            self._weights[key] = part.slice, before + part.weight
+            _, weight, length = self._weights.get(key, (part.slice, 0.0, 0.0))
+            self._weights[key] = part.slice, weight + part.weight, length + part.weight * part.length
+            self._normalised |= part.length != 1.0
             small: Tensors = {}
             for name, value in part.values.items():
                 if math.prod(self._layout.shapes[name]) > _CHUNK:
@@ -78,7 +89,7 @@ class Accumulator:
                 if name not in self._sum:
                     self._sum[name] = self._new(name, value).zero_()
                 small[name] = value
-            part.slice.put(small, self._sum, part.weight)
+            part.slice.put(small, self._sum, part.weight / part.length)
         for name, holders in large.items():
             # Neighbours that hold the same positions are added chunk by chunk; their order is kept.
             for _, same in itertools.groupby(holders, key=lambda p: None if name in p.slice.whole else id(p.slice)):
@@ -96,13 +107,15 @@ class Accumulator:
             alike.setdefault((self._layout.axes[name], total.dtype, holders), []).append(name)
         weights: Tensors = {}
         for names in alike.values():
-            weight = self._weight(names[0])
+            held = [part for (_, known), part in self._weights.items() if names[0] in known]
+            weight = self._spread(names[0], [(piece, total) for piece, total, _ in held])
             weights |= dict.fromkeys(names, weight)
+            divisor = torch.where(weight > 0, weight, 1)
             totals = [self._sum[name] for name in names]
-            if weight.numel() == 1:
-                torch._foreach_div_(totals, float(weight))
-            else:
-                torch._foreach_div_(totals, [torch.where(weight > 0, weight, 1)] * len(totals))
+            torch._foreach_div_(totals, float(divisor) if weight.numel() == 1 else [divisor] * len(totals))
+            if self._normalised:
+                length = self._spread(names[0], [(piece, total) for piece, _, total in held]) / divisor
+                torch._foreach_mul_(totals, [length] * len(totals))
         values = {name: total.to(self._dtypes[name]) for name, total in self._sum.items()}
         self._sum = {}
         return Covered(values, weights)
@@ -122,7 +135,7 @@ class Accumulator:
         target = piece.view(name, self._sum[name])
         if target is None:
             for part in parts:
-                piece.put({name: part.values[name]}, self._sum, part.weight)
+                piece.put({name: part.values[name]}, self._sum, part.weight / part.length)
             return
         rows = max(1, _CHUNK * len(target) // target.numel())
         for start in range(0, len(target), rows):
@@ -130,16 +143,19 @@ class Accumulator:
             if fresh and name in piece.whole:
                 chunk.zero_()  # here it is in the cache when the first part is added
             for part in parts:
-                chunk.add_(part.values[name][start : start + rows], alpha=part.weight)
+                chunk.add_(part.values[name][start : start + rows], alpha=part.weight / part.length)
 
-    def _weight(self, name: str) -> Tensor:
-        """The summed weight of each position, of size 1 along dimensions that nobody cut."""
-        shape, dtype = self._layout.shapes[name], self._sum[name].dtype
-        holders = [(piece, weight) for (_, names), (piece, weight) in self._weights.items() if name in names]
-        if all(name in piece.whole for piece, _ in holders):
-            return torch.full([1] * len(shape), sum(weight for _, weight in holders), dtype=dtype)
-        cut = [any(cuts(piece.index[name][dim]) for piece, _ in holders) for dim in range(len(shape))]
-        total = torch.zeros([n if is_cut else 1 for n, is_cut in zip(shape, cut, strict=True)], dtype=torch.float64)
-        for piece, weight in holders:
-            piece.put({name: torch.ones((), dtype=torch.float64)}, {name: total}, weight)
-        return total.to(dtype)
+    def _spread(self, name: str, holders: Sequence[tuple[Slice, float]]) -> Tensor:
+        return spread(self._layout, name, holders).to(self._sum[name].dtype)
+
+
+def spread(layout: Layout, name: str, holders: Sequence[tuple[Slice, float]]) -> Tensor:
+    """At each position of a tensor the sum of the numbers of those that hold it; size 1 along dimensions never cut."""
+    shape = layout.shapes[name]
+    if all(name in piece.whole for piece, _ in holders):
+        return torch.full([1] * len(shape), sum(number for _, number in holders), dtype=torch.float64)
+    cut = [any(cuts(piece.index[name][dim]) for piece, _ in holders) for dim in range(len(shape))]
+    total = torch.zeros([n if is_cut else 1 for n, is_cut in zip(shape, cut, strict=True)], dtype=torch.float64)
+    for piece, number in holders:
+        piece.put({name: torch.ones((), dtype=torch.float64)}, {name: total}, number)
+    return total

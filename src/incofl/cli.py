@@ -19,8 +19,10 @@ import incofl
 from incofl.config import Config, load_config, presets
 from incofl.data import DATASETS
 from incofl.devices import load_devices
-from incofl.display import RunDisplay, make_console, plan_table, result_table
+from incofl.display import CompareDisplay, RunDisplay, comparison_table, make_console, plan_table, result_table
 from incofl.engine.build import build_model, build_splitter, client_levels
+from incofl.engine.compare import compare as run_comparison
+from incofl.engine.compare import table as comparison_lines
 from incofl.engine.federation import clients_by_level
 from incofl.engine.records import RunFolder
 from incofl.engine.run import run as run_federation
@@ -100,6 +102,56 @@ def run(
         f"records in {folder.path}",
         soft_wrap=True,
     )
+
+
+@app.command()
+def compare(
+    config: ConfigArgument = None,
+    methods: Annotated[
+        str, typer.Option("--methods", "-m", metavar="A,B,...", help="Methods; the others are compared to the first.")
+    ] = "heteroavg,incoavg",
+    seeds: Annotated[str, typer.Option("--seeds", metavar="S,T,...", help="Seeds; every method runs each.")] = "0,1,2",
+    set_: SetOption = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Holds a run folder per method and seed, and the tables.")
+    ] = Path("runs/comparison"),
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each with one worker.")] = 1,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the closing table only.")] = False,
+) -> None:
+    """Run several methods under the same seeds and compare them.
+
+    Runs of a seed share partition, cohorts and initial weights. Started again, it continues where it was interrupted.
+    The table is also written to DIR as Markdown, CSV and JSON.
+    """
+    arms = {
+        (find_method(name).name, seed): load_config(config, [*(set_ or []), f"method={name}", f"seed={seed}"])
+        for seed in _whole_numbers(seeds, "--seeds")
+        for name in dict.fromkeys(name.strip() for name in methods.split(",") if name.strip())
+    }
+    if not arms:
+        raise ConfigError(f"--methods: got {methods!r}, expected names such as heteroavg,incoavg")
+    console = make_console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with CompareDisplay(console, len(arms), quiet=quiet) as display:
+            results = run_comparison(arms, out.expanduser(), jobs=jobs, watch=lambda arm: display.watch(*arm))
+    except KeyboardInterrupt:
+        typer.echo("incofl: interrupted; finished rounds are saved, the same command continues", err=True)
+        raise typer.Exit(130) from None
+    count = len({seed for _, seed in arms})
+    title = f"test accuracy in percent, mean ± standard deviation over {count} seed(s); last ten evaluations"
+    console.print(comparison_table(comparison_lines(results, count), title))
+    console.print(f"tables and run folders in {out}", soft_wrap=True)
+
+
+def _whole_numbers(text: str, option: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0:
+        raise ConfigError(f"{option}: got {text!r}, expected whole numbers >= 0 such as 0,1,2")
+    return list(dict.fromkeys(numbers))
 
 
 @app.command()

@@ -1,14 +1,15 @@
 """A client's turn: the only local training loop, with its hooks, and the evaluation of a model."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from incofl.errors import ConfigError
+from incofl.layout import Layout
 from incofl.tensors import Tensors, empty
 
 Batch = tuple[Tensor, Tensor]
@@ -58,14 +59,47 @@ class LocalSettings:
         )
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a client starts a turn from, all in the coordinates of its slice.
+
+    Attributes:
+        state: the model that the server sent.
+        sent: what the server sent besides, if the method sends something (Scaffold's variate).
+        memory: what the client kept from its last turn, if the method keeps something; empty in its first turn.
+        labels: how many examples of each class it has.
+        round: the 0-based number of the round.
+    """
+
+    state: Tensors
+    sent: Tensors = field(default_factory=dict)
+    memory: Tensors = field(default_factory=dict)
+    labels: Tensor | None = None
+    round: int = 0
+
+
 @dataclass
 class Local:
-    """What a client rule may look at and change during one turn."""
+    """What a client rule may look at and change during one turn.
+
+    Attributes:
+        model: the module that is trained.
+        given: what the turn started from.
+        settings: how it trains.
+        steps: optimiser's steps so far.
+        scratch: for the rule alone.
+    """
 
     model: nn.Module
-    received: Tensors
+    given: Given
     settings: LocalSettings
     steps: int = 0
+    scratch: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def received(self) -> Tensors:
+        """The model that the server sent."""
+        return self.given.state
 
 
 @dataclass(frozen=True)
@@ -74,6 +108,20 @@ class ClientRule:
 
     Rules hold hyper-parameters only: whatever changes during a turn lives in ``Local``.
     """
+
+    def memory(self, layout: Layout) -> frozenset[str]:
+        """The entries, by the server's names, that a client keeps from turn to turn."""
+        return frozenset()
+
+    def extra(self, layout: Layout) -> frozenset[str]:
+        """The entries that a client uploads besides its update and buffers."""
+        return frozenset()
+
+    def check(self, model: nn.Module) -> None:
+        """Refuses a model that the method cannot train, with one clear line."""
+
+    def prepare(self, model: nn.Module, layout: Layout) -> None:
+        """Once per sub-model, after it has been built: the place for hooks on layers."""
 
     def begin(self, local: Local) -> None:
         """Before the first step, with the received weights in place."""
@@ -85,34 +133,58 @@ class ClientRule:
     def adjust(self, local: Local) -> None:
         """After the backward pass and before the optimiser's step: change gradients here."""
 
+    def correct(self, local: Local) -> None:
+        """After the optimiser's step: change parameters here."""
 
-@dataclass(frozen=True)
+    def finish(self, local: Local, trained: "Trained") -> tuple[Tensors, Tensors]:
+        """After the last step, with update and buffers in place: what is uploaded besides, and what is remembered."""
+        return {}, {}
+
+    def length(self, settings: LocalSettings, steps: int) -> float:
+        """By what the update is normalised (FedNova); 1: not at all."""
+        return 1.0
+
+
+@dataclass
 class Trained:
-    """What local training gives: the update of the parameters (new minus received) and the new buffers."""
+    """What local training gives.
+
+    Attributes:
+        update: of the parameters, new minus received.
+        buffers: their new values.
+        steps: of the optimiser.
+        loss: mean over the examples of all epochs.
+        extra: what the method uploads besides.
+        memory: what the client keeps for its next turn.
+        length: see ``ClientRule.length``.
+    """
 
     update: Tensors
     buffers: Tensors
-    steps: int
-    loss: float
+    steps: int = 0
+    loss: float = 0.0
+    extra: Tensors = field(default_factory=dict)
+    memory: Tensors = field(default_factory=dict)
+    length: float = 1.0
 
 
 def train(
     model: nn.Module,
-    received: Tensors,
+    given: Given,
     batches: Iterable[Batch],
     rule: ClientRule,
     settings: LocalSettings,
-    into: Tensors | None = None,
+    into: Trained | None = None,
 ) -> Trained:
     """One client's local training, from the received weights, on batches it draws lazily.
 
-    The update and the new buffers are written ``into`` the given tensors, or into new ones on the CPU.
+    What it gives is written ``into`` the tensors of an earlier result, or into new ones on the CPU.
     """
-    # load_state_dict copies into the model, so `received` stays what was sent however the model moves.
-    model.load_state_dict(received)
+    # load_state_dict copies into the model, so what was sent stays as it was however the model moves.
+    model.load_state_dict(given.state)
     model.train()
     optimizer = settings.make_optimizer(model.parameters())
-    local = Local(model, received, settings)
+    local = Local(model, given, settings)
     rule.begin(local)
     total, examples = torch.zeros(()), 0
     for x, y in batches:
@@ -121,15 +193,29 @@ def train(
         loss.backward()  # type: ignore[no-untyped-call]
         rule.adjust(local)
         optimizer.step()
+        rule.correct(local)
         local.steps += 1
         total += loss.detach() * len(y)
         examples += len(y)
-    into = {name: empty(value.shape, value.dtype) for name, value in received.items()} if into is None else into
-    update = {name: into[name] for name, _ in model.named_parameters()}
-    buffers = {name: into[name] for name, _ in model.named_buffers()}
-    for name, value in model.state_dict().items():
-        into[name].copy_(value - received[name] if name in update else value)
-    return Trained(update, buffers, local.steps, float(total) / max(examples, 1))
+    parameters = dict(model.named_parameters())
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in given.state}
+    trained = Trained(like(parameters), like(buffers)) if into is None else into
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            trained.update[name].copy_(parameter).sub_(given.state[name].cpu())
+        for name, buffer in buffers.items():
+            trained.buffers[name].copy_(buffer)
+        trained.steps, trained.loss = local.steps, float(total) / max(examples, 1)
+        trained.length = rule.length(settings, local.steps)
+        for place, values in zip((trained.extra, trained.memory), rule.finish(local, trained), strict=True):
+            for name, value in values.items():
+                place[name] = value.cpu() if into is None else place[name].copy_(value)
+    return trained
+
+
+def like(tensors: Mapping[str, Tensor]) -> Tensors:
+    """New tensors of undefined values on the CPU, of the same shapes."""
+    return {name: empty(value.shape, value.dtype) for name, value in tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -166,3 +252,21 @@ def evaluate(model: nn.Module, state: Tensors, batches: Iterable[Batch]) -> Scor
         loss += float(functional.cross_entropy(logits, y, reduction="sum"))
         examples += len(y)
     return Score(correct, loss, examples)
+
+
+@torch.no_grad()
+def measure_buffers(model: nn.Module, state: Tensors, batches: Iterable[Tensor]) -> Tensors:
+    """Batch-norm statistics of a model as it is evaluated: plain means over the batches."""
+    model.load_state_dict(state)
+    model.eval()
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    usual = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None
+        norm.train()
+    for x in batches:
+        model(x)
+    for norm, momentum in zip(norms, usual, strict=True):
+        norm.momentum = momentum
+    return {name: buffer.cpu().clone() for name, buffer in model.named_buffers() if name in state}

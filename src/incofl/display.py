@@ -87,6 +87,62 @@ class RunDisplay:
             self._console.print(line, soft_wrap=True)
 
 
+class CompareDisplay:
+    """Shows a comparison: how many runs are done, and the one that is going on."""
+
+    def __init__(self, console: Console, total: int, *, quiet: bool = False) -> None:
+        self._console, self._quiet, self._total, self._done = console, quiet, total, 0
+        self._live = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._runs = self._live.add_task("runs  ", total=total, note="")
+        self._rounds = self._live.add_task("rounds", total=None, note="")
+
+    def __enter__(self) -> "CompareDisplay":
+        self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def watch(self, method: str, seed: int) -> "CompareDisplay":
+        """The next run."""
+        self._done += 1
+        self._live.update(self._runs, completed=self._done - 1, note=f"{method}, seed {seed}")
+        if not self._quiet and not self._console.is_terminal:
+            self._console.print(f"run {self._done}/{self._total}: {method}, seed {seed}", soft_wrap=True)
+        return self
+
+    def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
+        """A run begins, or goes on."""
+        self._live.update(self._rounds, total=config.rounds, completed=len(rows), note="")
+
+    def uploaded(self, client: int) -> None:
+        """Too fine to show."""
+
+    def finished_round(self, row: Row) -> None:
+        """One round more."""
+        self._live.update(self._rounds, completed=row["round"], note=_note(row))
+
+
+def comparison_table(lines: Sequence[Sequence[str]], title: str) -> Table:
+    """A comparison, the headings in the first line."""
+    head, *rest = lines
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in head:
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for line in rest:
+        table.add_row(*line)
+    return table
+
+
 def _note(row: Row | None) -> str:
     if row is None:
         return ""

@@ -1,7 +1,7 @@
 """What a model says about itself, so that nothing else needs to know the names of its parameters."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import nn
@@ -34,6 +34,7 @@ class Layout:
         stages: the prefixes of the blocks of each stage, from shallow to deep.
         shallow: which parameter is the shallow counterpart of which, ``deep -> shallow``: what InCo mixes.
         buffers: entries that are statistics, not parameters: they follow the buffer policy.
+        exits: of a model with early exits, the prefix of each one's head and how many blocks come before it.
     """
 
     axes: Mapping[str, Axes]
@@ -41,6 +42,7 @@ class Layout:
     stages: tuple[tuple[str, ...], ...]
     shallow: Mapping[str, str]
     buffers: frozenset[str]
+    exits: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -49,6 +51,7 @@ class Layout:
         axes: Mapping[str, Axes],
         stages: Iterable[Iterable[str]],
         shallow: Mapping[str, str],
+        exits: Mapping[str, int] | None = None,
     ) -> "Layout":
         """Reads shapes and buffers off a module; entries without ``axes`` are always held whole."""
         state = module.state_dict()
@@ -59,6 +62,7 @@ class Layout:
             stages=tuple(tuple(stage) for stage in stages),
             shallow=dict(shallow),
             buffers=frozenset(state.keys() - parameters),
+            exits=dict(exits or {}),
         )
 
     def __post_init__(self) -> None:
@@ -95,8 +99,8 @@ class Layout:
 
     @cached_property
     def block_of(self) -> dict[str, str | None]:
-        """For each entry the block it belongs to; ``None`` for stem and head, which every client holds."""
-        owner = {block + ".": block for block in self.blocks}
+        """For each entry the block or exit it belongs to; ``None`` for stem and head, which every client holds."""
+        owner = {block + ".": block for block in (*self.blocks, *self.exits)}
 
         def find(name: str) -> str | None:
             return next((block for prefix, block in owner.items() if name.startswith(prefix)), None)

@@ -11,22 +11,38 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
 
-from incofl.aggregate import Accumulator, Part
+from incofl.aggregate import Accumulator, Covered, Part
 from incofl.client import ClientRule
 from incofl.layout import Layout
-from incofl.server import Change, Changes, Server
-from incofl.split import Slice
+from incofl.server import Change, Changes, Record, Server
+from incofl.split import Kind, Slice
+from incofl.split.width import Window
 from incofl.tensors import Tensors
 
 Weighting = Literal["uniform", "samples"]
-BufferPolicy = Literal["average", "per-level"]
-Record = dict[str, dict[str, float]]
+BufferPolicy = Literal["average", "per-level", "static"]
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What one client sends back: the update of its slice (new minus received) and its buffers' new values."""
+    """What one client sends back.
+
+    Attributes:
+        client: who.
+        level: its size.
+        slice: which part of the server model it holds.
+        update: of the parameters in its slice, new minus received.
+        buffers: their new values.
+        examples: how many it has.
+        steps: of its optimiser.
+        loss: mean of its training.
+        extra: what the method uploads besides.
+        memory: what the client keeps for its next turn: it stays with the client, and no server rule may look at it.
+        labels: how many examples of each class it has.
+        length: by what its update is normalised; see ``ClientRule.length``.
+    """
 
     client: int
     level: int
@@ -36,6 +52,10 @@ class Upload:
     examples: int
     steps: int
     loss: float
+    extra: Tensors = field(default_factory=dict)
+    memory: Tensors = field(default_factory=dict)
+    labels: Tensor | None = None
+    length: float = 1.0
 
 
 class UpdateTransform(Protocol):
@@ -58,20 +78,35 @@ class ServerRule:
     Attributes:
         weighting: ``uniform`` (as the paper's code) or ``samples`` (by the number of a client's examples).
         precision: of the running sums.
-        buffers: ``average`` over all holders (the paper), or ``per-level``: every level has statistics of its own.
+        buffers: ``average`` over all holders (the paper); ``per-level``: every level has statistics of its own;
+            ``static``: clients' statistics are not used, each level's are measured before an evaluation.
+        separate: levels share nothing: the server keeps one whole model for each.
     """
 
     weighting: Weighting = "uniform"
     precision: Literal["float32", "float64"] = "float32"
     buffers: BufferPolicy = "per-level"
+    separate: bool = False
+
+    def start(self, server: Server) -> Server:
+        """The server before the first round, with what this rule keeps in ``server.extra``."""
+        return server
+
+    def sent(self, server: Server, level: int) -> Tensors:
+        """What the server sends to a level besides the model, in server coordinates."""
+        return {}
 
     def private(self, layout: Layout, piece: Slice) -> frozenset[str]:
         """The entries of a slice that its level has for itself alone, besides what the buffer policy says."""
-        return frozenset()
+        return frozenset(layout.axes) if self.separate else frozenset()
 
     def weight(self, upload: Upload) -> float:
         """How much a client counts in the mean."""
         return float(upload.examples) if self.weighting == "samples" else 1.0
+
+    def counted(self, upload: Upload, layout: Layout) -> Upload:
+        """The upload as far as it counts: all of it, unless a method has a client speak for less than it holds."""
+        return upload
 
     def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
         """Averages what the clients did, per position, over those that hold it.
@@ -81,34 +116,60 @@ class ServerRule:
             arrivals: the uploads in the order of the schedule, those together that arrived together. They are valid
                 only until the next ones are asked for.
         """
-        layout, dtype = server.layout, getattr(torch, self.precision)
-        shared = _ChangeSum(layout, dtype)
-        private: dict[int, _ChangeSum] = {}
+        layout = server.layout
+        shared, private = self._sum(layout), dict[int, ChangeSum]()
+        extra = dict[int, Accumulator]()
         for uploads in arrivals:
-            weighted = [(upload, self.weight(upload)) for upload in uploads]
+            weighted = [(self.counted(upload, layout), self.weight(upload)) for upload in uploads]
             own = {upload.level: self.private(layout, upload.slice) for upload in uploads}
             shared.add(weighted, {level: layout.axes.keys() - own[level] for level in own})
             for level in own:
                 # Buffers are averaged even where levels keep their own: a level that has none yet starts from that.
                 kept = own[level] | layout.buffers if self.buffers == "per-level" else own[level]
                 same = [(upload, weight) for upload, weight in weighted if upload.level == level]
-                private.setdefault(level, _ChangeSum(layout, dtype)).add(same, {level: kept})
-        return Changes(shared.mean(), {level: change.mean() for level, change in private.items()})
+                private.setdefault(level, self._sum(layout)).add(same, {level: kept})
+            for upload in uploads:
+                group = extra.setdefault(upload.level if self.separate else SHARED, Accumulator(layout, self._dtype))
+                group.add(Part(upload.slice, upload.extra))
+        changes = Changes(shared.mean(), {level: change.mean() for level, change in private.items()})
+        learnt = self.learn(server, changes, {group: total.mean() for group, total in extra.items()})
+        return dataclasses.replace(changes, extra=learnt)
+
+    def learn(self, server: Server, changes: Changes, extra: Mapping[int, Covered]) -> Mapping[str, Tensors]:
+        """The new ``server.extra``, from the changes and the mean of the clients' extra uploads.
+
+        ``extra`` is by level if levels are separate, and has the one key ``SHARED`` if not.
+        """
+        return server.extra
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.precision)
+        return dtype
+
+    def _sum(self, layout: Layout) -> "ChangeSum":
+        return ChangeSum(layout, self._dtype, with_buffers=self.buffers != "static")
 
 
-class _ChangeSum:
+SHARED = -1  # stands for all levels together
+
+
+class ChangeSum:
     """Sums up what uploads do to one state."""
 
-    def __init__(self, layout: Layout, dtype: torch.dtype) -> None:
+    def __init__(self, layout: Layout, dtype: torch.dtype, with_buffers: bool = True) -> None:
         self._update = Accumulator(layout, dtype)
         self._buffers = Accumulator(layout, dtype)
+        self._with_buffers = with_buffers
 
     def add(self, uploads: Sequence[tuple[Upload, float]], names: Mapping[int, Set[str]]) -> None:
         """Adds, of each upload with its weight, the entries that have one of its level's names."""
-        self._update.add(*(Part(u.slice, _only(u.update, names[u.level]), weight) for u, weight in uploads))
-        self._buffers.add(*(Part(u.slice, _only(u.buffers, names[u.level]), weight) for u, weight in uploads))
+        self._update.add(*(Part(u.slice, _only(u.update, names[u.level]), w, u.length) for u, w in uploads))
+        if self._with_buffers:
+            self._buffers.add(*(Part(u.slice, _only(u.buffers, names[u.level]), w) for u, w in uploads))
 
     def mean(self) -> Change:
+        """What the uploads together do; once."""
         return Change(self._update.mean(), self._buffers.mean())
 
 
@@ -128,6 +189,9 @@ class Method:
         transforms: applied in order to the aggregated update.
         level: ``own``: each client trains its own level; ``smallest``/``largest``: all train that one.
         extensible: whether ``+inco`` makes sense: it needs one server model that levels share.
+        split: the kind of splitting it is made for, which it gets if the config leaves it open.
+        window: of width splitting: where the channels of a level lie.
+        exits: whether it trains models with early exits.
     """
 
     name: str
@@ -137,6 +201,9 @@ class Method:
     transforms: tuple[UpdateTransform, ...] = ()
     level: Literal["own", "smallest", "largest"] = "own"
     extensible: bool = False
+    split: Kind = "stage"
+    window: Window = "prefix"
+    exits: bool = False
 
     def then(self, transform: UpdateTransform) -> "Method":
         """This method with one more update transform."""

@@ -1,13 +1,18 @@
 """The server: one large model, what some levels keep for themselves, and how a round moves both."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from incofl.aggregate import Covered
 from incofl.layout import Layout
+from incofl.split import Slice
 from incofl.tensors import Tensors
+
+Record = dict[str, dict[str, float]]
+Transform = Callable[[Tensors, Layout], tuple[Tensors, Record]]
 
 
 @dataclass(frozen=True)
@@ -16,6 +21,10 @@ class Change:
 
     update: Covered = field(default_factory=Covered)
     buffers: Covered = field(default_factory=Covered)
+
+    def with_update(self, update: Tensors) -> "Change":
+        """The same change with another update, over the same coverage."""
+        return Change(Covered(update, self.update.weight), self.buffers)
 
     def apply(self, state: Mapping[str, Tensor]) -> Tensors:
         """The new values of the entries it touches; a position that nobody held keeps its value bit for bit.
@@ -36,6 +45,7 @@ class Changes:
 
     shared: Change
     private: Mapping[int, Change] = field(default_factory=dict)
+    extra: Mapping[str, Tensors] = field(default_factory=dict)
 
     @property
     def update(self) -> Tensors:
@@ -44,8 +54,24 @@ class Changes:
 
     def with_update(self, update: Tensors) -> "Changes":
         """The same changes with another update of the shared parameters, over the same coverage."""
-        covered = Covered(update, self.shared.update.weight)
-        return Changes(Change(covered, self.shared.buffers), self.private)
+        return dataclasses.replace(self, shared=self.shared.with_update(update))
+
+    def transformed(self, transform: Transform, layout: Layout) -> tuple["Changes", Record]:
+        """The changes with their updates transformed, and what the transform records.
+
+        A level's private layers are transformed together with the shared shallow layers that they lack.
+        """
+        private, records = dict(self.private), Record()
+        for level, change in self.private.items():
+            own = change.update.values
+            pairs = [pair for table in (layout.shallow, layout.first_same_shape) for pair in table.items()]
+            shallow = {s for deep, s in pairs if deep in own and s not in own and s in self.update}
+            if own:
+                update, record = transform(own | {name: self.update[name].clone() for name in shallow}, layout)
+                private[level] = change.with_update({name: update[name] for name in own})
+                records |= {f"{name}, level {level}": values for name, values in record.items()}
+        update, record = transform(self.update, layout)
+        return dataclasses.replace(self.with_update(update), private=private), record | records
 
 
 @dataclass(frozen=True)
@@ -59,12 +85,16 @@ class Server:
             example batch-norm statistics under the ``per-level`` policy). A level that has none yet uses the shared
             values.
         round: how many rounds are finished, and so the 0-based number of the next.
+        extra: what a server rule keeps from round to round, in tables of its own (Scaffold's variate).
+        population: for each level that has clients, its slice in the first round and how many clients there are.
     """
 
     layout: Layout
     shared: Tensors
     private: Mapping[int, Tensors] = field(default_factory=dict)
     round: int = 0
+    extra: Mapping[str, Tensors] = field(default_factory=dict)
+    population: Mapping[int, tuple[Slice, int]] = field(default_factory=dict)
 
     def state(self, level: int) -> Tensors:
         """The model as a level sees it, in server coordinates."""
@@ -75,4 +105,10 @@ class Server:
         private = dict(self.private)
         for level, change in changes.private.items():
             private[level] = private.get(level, {}) | change.apply(self.state(level))
-        return Server(self.layout, self.shared | changes.shared.apply(self.shared), private, self.round + 1)
+        shared = self.shared | changes.shared.apply(self.shared)
+        return dataclasses.replace(self, shared=shared, private=private, round=self.round + 1, extra=changes.extra)
+
+    def measured(self, buffers: Mapping[int, Tensors]) -> "Server":
+        """This server with other statistics for some levels."""
+        private = {level: self.private.get(level, {}) | table for level, table in buffers.items()}
+        return dataclasses.replace(self, private={**self.private, **private})

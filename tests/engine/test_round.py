@@ -13,6 +13,7 @@ from incofl.engine.round import Tally, run_round
 from incofl.engine.seeds import Purpose, seed_of
 from incofl.method import Upload
 from incofl.server import Server
+from incofl.tensors import Tensors
 from tests.federations import run_rounds, tiny_federation
 
 
@@ -30,6 +31,9 @@ class Tampering:
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
         return []
+
+    def measure(self, server: Server, levels: Sequence[int]) -> dict[int, Tensors]:
+        return {}
 
     def close(self) -> None:
         pass

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,12 +17,13 @@ from incofl.data import Dataset, VirtualPartition, find_source, load_dataset, ma
 from incofl.engine.federation import ClientLevels, Federation
 from incofl.engine.seeds import Purpose, numpy_rng, seed_of
 from incofl.errors import ConfigError
-from incofl.inco import InCo
-from incofl.method import Method
+from incofl.method import BufferPolicy, Method, Weighting
 from incofl.methods import find_method
 from incofl.models import Model, make_model
 from incofl.models.resnet import Stem
-from incofl.split import Splitter, make_splitter
+from incofl.split import Kind, Splitter, check_ratios, make_exit_splitter, make_splitter
+
+_Part = TypeVar("_Part")
 
 
 def build_model(config: Config) -> Model:
@@ -36,12 +37,30 @@ def build_model(config: Config) -> Model:
         stem=cast(Stem, config.model.stem),
         shape=source.shape,
         classes=source.classes,
+        exits=_exits(config),
+        head_convs=config.scalefl.head_convs,
     )
+
+
+def _exits(config: Config) -> int:
+    """How many exits the model needs: one per level, for methods that train them."""
+    if not find_method(config.method).exits:
+        return 0
+    levels = config.split.levels
+    return levels if isinstance(levels, int) else len(levels)
 
 
 def build_splitter(config: Config, model: Model) -> Splitter:
     """The splitter, checked against the model."""
-    return make_splitter(model.layout, config.split.kind, config.split.levels, config.split.depth)
+    method = find_method(config.method)
+    if method.exits:
+        levels = config.split.levels
+        return make_exit_splitter(model.layout, None if isinstance(levels, int) else check_ratios(levels))
+    window = method.window
+    if window == "rolling" and config.rolex.direction == "backward":
+        window = "rolling-back"
+    kind = cast(Kind, config.split.kind)  # resolved by Config
+    return make_splitter(model.layout, kind, config.split.levels, config.split.depth, window)
 
 
 def build_method(config: Config) -> Method:
@@ -49,12 +68,27 @@ def build_method(config: Config) -> Method:
     method = find_method(config.method)
     server = dataclasses.replace(
         method.server,
-        weighting=config.aggregate.weighting,
+        weighting=cast(Weighting, config.aggregate.weighting),  # resolved by Config
         precision=config.aggregate.precision,
-        buffers=config.buffers,
+        buffers=cast(BufferPolicy, config.buffers),
     )
-    transforms = tuple(config.inco if isinstance(t, InCo) else t for t in method.transforms)
-    return dataclasses.replace(method, server=server, transforms=transforms)
+    return dataclasses.replace(
+        method,
+        client=_configured(method.client, config),
+        server=_configured(server, config),
+        transforms=tuple(_configured(transform, config) for transform in method.transforms),
+    )
+
+
+def _configured(part: _Part, config: Config) -> _Part:
+    """A part of a method with its options from the config: it is a section itself, or has one as ``options``."""
+    sections = {type(section): section for section in vars(config).values()}
+    if type(part) in sections:
+        return cast(_Part, sections[type(part)])
+    options = getattr(part, "options", None)
+    if type(options) in sections:
+        return cast(_Part, dataclasses.replace(cast(Any, part), options=sections[type(options)]))
+    return part
 
 
 def build_data(config: Config) -> Dataset:
@@ -110,11 +144,13 @@ def build(config: Config, partition: list[Tensor] | None = None) -> Federation:
     model = build_model(config)
     splitter = build_splitter(config, model)
     levels = client_levels(config, len(splitter.depths))
+    method = build_method(config)
+    method.client.check(model.template)
     data = build_data(config)
     return Federation(
         model=model,
         splitter=splitter,
-        method=build_method(config),
+        method=method,
         data=data,
         partition=build_partition(config, data) if partition is None else partition,
         levels=levels,

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from incofl.errors import RunError
-from incofl.layout import Layout
 from incofl.server import Server
 from incofl.tensors import Tensors
 
@@ -28,20 +27,40 @@ class Identity:
     data: str
 
 
-def save_checkpoint(path: Path, server: Server, identity: Identity) -> None:
-    """Writes the server's state; a crash at any moment leaves the previous checkpoint or this one."""
+def save_checkpoint(
+    path: Path, server: Server, identity: Identity, memories: Mapping[int, tuple[int, int]] | None = None
+) -> None:
+    """Writes the server's state; a crash at any moment leaves the previous checkpoint or this one.
+
+    ``memories`` are those of the clients that belong to it, as ``ClientStore.manifest`` names them.
+    """
     tensors = {f"shared/{name}": value for name, value in server.shared.items()}
     for level, private in server.private.items():
         tensors |= {f"private/{level}/{name}": value for name, value in private.items()}
+    for table, extra in server.extra.items():
+        tensors |= {f"extra/{table}/{name}": value for name, value in extra.items()}
     header = {"format": FORMAT, "round": server.round, "config": identity.config, "data": identity.data}
+    if memories:
+        header["memories"] = sorted((client, *when) for client, when in memories.items())
     # One entry of metadata: several would be written in random order, and equal runs make equal files.
     metadata = {"incofl": json.dumps(header, sort_keys=True)}
     with atomic_write(path) as file:
         file.write(save({name: value.contiguous() for name, value in tensors.items()}, metadata))
 
 
-def load_checkpoint(path: Path, layout: Layout, identity: Identity | None = None) -> Server:
-    """Reads a server's state back, bit for bit; with an ``identity``, only if it belongs to it."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds: the server, and which memories of clients belong to it."""
+
+    server: Server
+    memories: dict[int, tuple[int, int]]
+
+
+def load_checkpoint(path: Path, start: Server, identity: Identity | None = None) -> Checkpoint:
+    """Reads a server's state back, bit for bit; with an ``identity``, only if it belongs to it.
+
+    ``start`` is the federation's server before the first round.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("incofl", "{}"))
@@ -57,16 +76,21 @@ def load_checkpoint(path: Path, layout: Layout, identity: Identity | None = None
             )
     shared: Tensors = {}
     private: dict[int, Tensors] = {}
+    extra: dict[str, Tensors] = {}
     for key, value in tensors.items():
         place, _, name = key.partition("/")
         if place == "shared":
             shared[name] = value
+            continue
+        table, _, name = name.partition("/")
+        if place == "private":
+            private.setdefault(int(table), {})[name] = value
         else:
-            level, _, name = name.partition("/")
-            private.setdefault(int(level), {})[name] = value
-    if {name: tuple(value.shape) for name, value in shared.items()} != dict(layout.shapes):
+            extra.setdefault(table, {})[name] = value
+    if {name: tuple(value.shape) for name, value in shared.items()} != dict(start.layout.shapes):
         raise RunError(f"{path}: checkpoint of another model; choose another --out")
-    return Server(layout, shared, private, header["round"])
+    server = dataclasses.replace(start, shared=shared, private=private, round=header["round"], extra=extra)
+    return Checkpoint(server, {client: (level, round) for client, level, round in header.get("memories", [])})
 
 
 @contextlib.contextmanager

@@ -4,14 +4,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from pathlib import Path
 from typing import Protocol
 
 from incofl.client import Score, Trained
 from incofl.engine.federation import Federation, Job
+from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
-from incofl.engine.worker import EVAL_CHUNK, EvalJob, Worker
+from incofl.engine.worker import EVAL_CHUNK, EvalJob, MeasureJob, Worker
 from incofl.method import Upload
 from incofl.server import Server
+from incofl.tensors import Tensors, clone
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class Executor(Protocol):
         """The score of each level's sub-model on the test set."""
         ...
 
+    def measure(self, server: Server, levels: Sequence[int]) -> dict[int, Tensors]:
+        """Batch-norm statistics of each level's sub-model, in server coordinates."""
+        ...
+
     def close(self) -> None:
         """Frees processes and memory."""
         ...
@@ -44,16 +51,18 @@ class Executor(Protocol):
 class InProcess:
     """Computes one turn after the other in this process."""
 
-    def __init__(self, federation: Federation, trace: Trace | None = None) -> None:
+    def __init__(self, federation: Federation, trace: Trace | None = None, store: ClientStore | None = None) -> None:
         self._federation = federation
         self._worker = Worker(federation)
         self._trace = trace or Trace()
+        self._store = store or make_store(federation)
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
         """The uploads of the jobs, each computed when it is asked for."""
         for job in jobs:
+            memory = self._store.get(job.client, self._federation.slice(job.level, job.round))
             with self._trace.span(str(job), "worker 1"):
-                trained = self._worker.train(server, job)
+                trained = self._worker.train(server, job, memory)
             yield [make_upload(self._federation, job, trained)]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
@@ -64,6 +73,14 @@ class InProcess:
             with self._trace.span(str(job), "worker 1"):
                 scores.append(self._worker.evaluate(server, job))
         return total_scores(levels, jobs, scores)
+
+    def measure(self, server: Server, levels: Sequence[int]) -> dict[int, Tensors]:
+        """Batch-norm statistics of each level's sub-model, in server coordinates."""
+        measured = {}
+        for level in levels:
+            with self._trace.span(str(MeasureJob(level)), "worker 1"):
+                measured[level] = self._worker.measure(server, MeasureJob(level))
+        return in_server_coordinates(self._federation, server, measured)
 
     def close(self) -> None:
         """Nothing to free."""
@@ -80,7 +97,26 @@ def make_upload(federation: Federation, job: Job, trained: Trained) -> Upload:
         examples=len(federation.partition[job.client]),
         steps=trained.steps,
         loss=trained.loss,
+        extra=trained.extra,
+        memory=trained.memory,
+        labels=federation.labels(job.client),
+        length=trained.length,
     )
+
+
+def make_store(federation: Federation, folder: Path | None = None) -> ClientStore:
+    """A store for the memory of a federation's clients."""
+    return ClientStore(federation.model.layout, federation.slice, folder)
+
+
+def in_server_coordinates(federation: Federation, server: Server, parts: dict[int, Tensors]) -> dict[int, Tensors]:
+    """Entries of the levels' sub-models as the server has them; where a level holds nothing, the server's values."""
+    full: dict[int, Tensors] = {}
+    for level, part in parts.items():
+        piece, state = federation.slice(level, server.round), server.state(level)
+        full[level] = clone({name: state[name] for name in part})
+        piece.write(part, full[level])
+    return full
 
 
 def eval_jobs(federation: Federation, levels: Sequence[int]) -> list[EvalJob]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from incofl.client import LocalSettings
@@ -94,7 +95,13 @@ class Federation:
 
     def start(self) -> Server:
         """The server before the first round."""
-        return Server(self.model.layout, self.model.initial)
+        counts = self.clients_by_level
+        population = {level: (self.slice(level, 0), counts[level]) for level in self.levels_in_use}
+        return self.method.server.start(Server(self.model.layout, self.model.initial, population=population))
+
+    def labels(self, client: int) -> Tensor:
+        """How many examples of each class a client has."""
+        return torch.bincount(self.data.train.y[self.partition[client]], minlength=self.data.classes)
 
     def level_of(self, client: int) -> int:
         """The level that a client trains under this method."""
@@ -118,13 +125,15 @@ class Federation:
 
     def slice(self, level: int, round: int) -> Slice:
         """What a level holds in a round: the same object for all clients of the level."""
-        known = self._slices.get(level)
-        if known is None or known[0] != round:
-            known = self._slices[level] = round, self.splitter.slice(self.model.layout, level, round)
-        return known[1]
+        key = level, round if self.splitter.moves else 0
+        if key not in self._slices:
+            if len(self._slices) >= 64:  # of a window that moves, old ones
+                del self._slices[next(iter(self._slices))]
+            self._slices[key] = self.splitter.slice(self.model.layout, level, round)
+        return self._slices[key]
 
     @cached_property
-    def _slices(self) -> dict[int, tuple[int, Slice]]:
+    def _slices(self) -> dict[tuple[int, int], Slice]:
         return {}
 
     def schedule(self, round: int, size: int) -> list[Job]:

@@ -9,6 +9,7 @@ from incofl.engine.build import build_model, build_splitter
 from incofl.engine.checkpoint import load_checkpoint
 from incofl.engine.records import RunFolder
 from incofl.errors import ConfigError, RunError
+from incofl.server import Server
 from incofl.split import submodel
 
 
@@ -28,7 +29,7 @@ def load_model(folder: str | Path, level: int = -1) -> nn.Module:
     levels = len(splitter.depths)
     if not -levels <= level < levels:
         raise ConfigError(f"level: got {level}, expected 0 to {levels - 1}, or -1 for the largest")
-    server = load_checkpoint(records.checkpoint, model.layout)
+    server = load_checkpoint(records.checkpoint, Server(model.layout, model.initial)).server
     piece = splitter.slice(model.layout, level % levels, server.round)
     module = submodel(model.template, model.layout, piece)
     module.load_state_dict(piece.take(server.state(level % levels)))

@@ -13,14 +13,14 @@ from time import perf_counter
 import cloudpickle
 import torch
 
-from incofl.client import Score
+from incofl.client import Score, Trained
 from incofl.data import Images
 from incofl.engine.arena import Arena, Entry, place
 from incofl.engine.federation import Federation, Job
 from incofl.engine.memory import keep_freed_memory
-from incofl.engine.worker import EvalJob, Worker
+from incofl.engine.worker import EvalJob, MeasureJob, Worker
 from incofl.server import Server
-from incofl.tensors import Tensors
+from incofl.tensors import Tensors, clone
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,40 @@ class Plan:
     data: dict[str, Entry]
     shared: dict[str, Entry]
     private: dict[int, dict[str, Entry]]
-    slots: list[dict[int, dict[str, Entry]]]  # by slot and level
+    extra: dict[str, dict[str, Entry]]
+    slots: list[dict[int, "Slot"]]  # by slot and level
     dtype: torch.dtype  # torch's default
 
 
 @dataclass(frozen=True)
+class Slot:
+    """Where what a client uploads and remembers lies."""
+
+    update: dict[str, Entry]
+    buffers: dict[str, Entry]
+    extra: dict[str, Entry]
+    memory: dict[str, Entry]
+
+    def views(self, arena: Arena) -> Trained:
+        """Its tensors."""
+        return Trained(
+            arena.views(self.update),
+            arena.views(self.buffers),
+            extra=arena.views(self.extra),
+            memory=arena.views(self.memory),
+        )
+
+
+@dataclass(frozen=True)
 class Task:
-    """One message to a worker: a job, the slot for its upload, and which private entries of the state are in use."""
+    """One message to a worker: a job, its slot, and which private entries of the state are in use."""
 
     number: int
-    job: Job | EvalJob
+    job: Job | EvalJob | MeasureJob
     slot: int
     round: int
     private: dict[int, tuple[str, ...]]
+    remembers: bool = False  # whether the slot holds a memory
 
 
 @dataclass(frozen=True)
@@ -52,6 +73,7 @@ class Reply:
 
     steps: int = 0
     loss: float = 0.0
+    length: float = 1.0
     score: Score | None = None
     start: float = 0.0  # of perf_counter
     end: float = 0.0
@@ -66,6 +88,7 @@ def data_tensors(federation: Federation) -> Tensors:
 def make_plan(federation: Federation, num_slots: int) -> tuple[Plan, tuple[int, int, int]]:
     """Where everything lies in the three arenas (data, state, uploads), and how large these are."""
     model, rule = federation.model, federation.method.server
+    layout, client = model.layout, federation.method.client
 
     def entries(names: Iterable[str], start: int) -> tuple[dict[str, Entry], int]:
         return place(((n, model.layout.shapes[n], model.initial[n].dtype) for n in names), start)
@@ -76,12 +99,19 @@ def make_plan(federation: Federation, num_slots: int) -> tuple[Plan, tuple[int, 
     for level in federation.levels_in_use:
         own = rule.private(model.layout, federation.slice(level, 0)) | model.layout.buffers
         private[level], state_size = entries([name for name in model.initial if name in own], state_size)
+    extra: dict[str, dict[str, Entry]] = {}
+    for table, tensors in federation.start().extra.items():
+        extra[table], state_size = place(((n, tuple(t.shape), t.dtype) for n, t in tensors.items()), state_size)
     slots, slots_size = [], 0
     for _ in range(num_slots):
         start, slot = slots_size, {}
         for level in federation.levels_in_use:
-            shapes = federation.slice(level, 0).shapes
-            slot[level], end = place(((n, s, model.initial[n].dtype) for n, s in shapes.items()), start)
+            shapes, end, tables = federation.slice(level, 0).shapes, start, []
+            for names in (layout.parameters, layout.buffers, client.extra(layout), client.memory(layout)):
+                held = [(n, shape, model.initial[n].dtype) for n, shape in shapes.items() if n in names]
+                entries_of, end = place(held, end)
+                tables.append(entries_of)
+            slot[level] = Slot(*tables)
             slots_size = max(slots_size, end)
         slots.append(slot)
     empty = Images(torch.empty(0), torch.empty(0))
@@ -90,7 +120,8 @@ def make_plan(federation: Federation, num_slots: int) -> tuple[Plan, tuple[int, 
         data=dataclasses.replace(federation.data, train=empty, test=empty),
         model=dataclasses.replace(model, initial={}),
     )
-    return Plan(skeleton, data, shared, private, slots, torch.get_default_dtype()), (data_size, state_size, slots_size)
+    plan = Plan(skeleton, data, shared, private, extra, slots, torch.get_default_dtype())
+    return plan, (data_size, state_size, slots_size)
 
 
 def main() -> None:
@@ -115,18 +146,26 @@ def _serve(connection: Connection, data: Arena, state: Arena, uploads: Arena) ->
     train, test = (Images(tensors[f"{part}.x"], tensors[f"{part}.y"]) for part in ("train", "test"))
     federation = plan.federation
     federation = dataclasses.replace(federation, data=dataclasses.replace(federation.data, train=train, test=test))
-    worker, shared = Worker(federation), state.views(plan.shared)
+    worker = Worker(federation)
+    extra = {table: state.views(entries) for table, entries in plan.extra.items()}
+    start_server = Server(federation.model.layout, state.views(plan.shared), extra=extra)
     while True:
         task: Task = connection.recv()
         private = {level: state.views({n: plan.private[level][n] for n in ns}) for level, ns in task.private.items()}
-        server = Server(federation.model.layout, shared, private, task.round)
+        server = dataclasses.replace(start_server, private=private, round=task.round)
         start = perf_counter()
         try:
+            slot = plan.slots[task.slot][task.job.level].views(uploads)
             if isinstance(task.job, EvalJob):
                 reply = Reply(score=worker.evaluate(server, task.job), start=start, end=perf_counter())
+            elif isinstance(task.job, MeasureJob):
+                for name, value in worker.measure(server, task.job).items():
+                    slot.buffers[name].copy_(value)
+                reply = Reply(start=start, end=perf_counter())
             else:
-                trained = worker.train(server, task.job, uploads.views(plan.slots[task.slot][task.job.level]))
-                reply = Reply(trained.steps, trained.loss, start=start, end=perf_counter())
+                memory = clone(slot.memory) if task.remembers else {}  # its place is needed for the new one
+                done = worker.train(server, task.job, memory, slot)
+                reply = Reply(done.steps, done.loss, done.length, start=start, end=perf_counter())
         except Exception:
             connection.send(RuntimeError(f"in a worker process, {task.job}:\n{traceback.format_exc()}"))
         else:

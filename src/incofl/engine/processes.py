@@ -24,19 +24,22 @@ import cloudpickle
 
 from incofl.client import Score, Trained
 from incofl.engine.arena import Arena
-from incofl.engine.executor import Lost, eval_jobs, make_upload, total_scores
+from incofl.engine.executor import Lost, eval_jobs, in_server_coordinates, make_store, make_upload, total_scores
 from incofl.engine.federation import Federation, Job
 from incofl.engine.memory import worker_environment
 from incofl.engine.process_main import Reply, Task, data_tensors, make_plan
+from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
-from incofl.engine.worker import EvalJob, Worker, one_thread
+from incofl.engine.worker import EvalJob, MeasureJob, Worker, one_thread
 from incofl.method import Upload
 from incofl.server import Server
+from incofl.tensors import Tensors, clone
 
 TRIES = 2  # a job whose worker died is tried once more
 
 # A reply, or the reason why there is none.
 Outcome = Reply | str
+AnyJob = Job | EvalJob | MeasureJob
 
 
 @dataclass
@@ -51,9 +54,12 @@ class _Process:
 class WorkerProcesses:
     """An executor of ``workers`` processes on this machine."""
 
-    def __init__(self, federation: Federation, workers: int, trace: Trace | None = None) -> None:
+    def __init__(
+        self, federation: Federation, workers: int, trace: Trace | None = None, store: ClientStore | None = None
+    ) -> None:
         self._federation = federation
         self._trace = trace or Trace()
+        self._store = store or make_store(federation)
         # Room for uploads that are being computed, and about as many again for those that wait for an earlier one.
         self._plan, sizes = make_plan(federation, num_slots=2 * workers + 2)
         self._data, self._state, self._uploads = (Arena(size) for size in sizes)
@@ -68,16 +74,7 @@ class WorkerProcesses:
         """The uploads in the order of the jobs; other turns go on while some are being consumed."""
         self._publish(server)
         for finished in self._run(server.round, jobs):
-            yield [self._upload(server, task, outcome) for task, outcome in finished]
-
-    def _upload(self, server: Server, task: Task, outcome: Outcome) -> Upload | Lost:
-        assert isinstance(task.job, Job)
-        if isinstance(outcome, str):
-            return Lost(task.job.client, outcome)
-        tensors = self._uploads.views(self._plan.slots[task.slot][task.job.level])
-        update = {name: value for name, value in tensors.items() if name in server.layout.parameters}
-        buffers = {name: value for name, value in tensors.items() if name in server.layout.buffers}
-        return make_upload(self._federation, task.job, Trained(update, buffers, outcome.steps, outcome.loss))
+            yield [self._upload(task, outcome) for task, outcome in finished]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
         """The score of each level, in parts spread over the workers."""
@@ -90,6 +87,19 @@ class WorkerProcesses:
             # A level must have its score: what kills workers is tried here last.
             scores.append(score or Worker(self._federation).evaluate(server, task.job))
         return total_scores(levels, jobs, scores)
+
+    def measure(self, server: Server, levels: Sequence[int]) -> dict[int, Tensors]:
+        """Batch-norm statistics of each level, measured by the workers."""
+        self._publish(server)
+        measured = {}
+        jobs = [MeasureJob(level) for level in reversed(levels)]
+        for task, outcome in itertools.chain.from_iterable(self._run(server.round, jobs)):
+            assert isinstance(task.job, MeasureJob)
+            if isinstance(outcome, str):  # what kills workers is tried here last
+                measured[task.job.level] = Worker(self._federation).measure(server, task.job)
+            else:
+                measured[task.job.level] = clone(self._slot(task.slot, task.job.level).buffers)
+        return in_server_coordinates(self._federation, server, measured)
 
     def close(self) -> None:
         """Ends the workers, whatever they are doing."""
@@ -107,8 +117,22 @@ class WorkerProcesses:
             for name, value in private.items():
                 self._state.view(self._plan.private[level][name]).copy_(value)
         self._private = {level: tuple(private) for level, private in server.private.items()}
+        for table, entries in self._plan.extra.items():
+            for name, entry in entries.items():
+                self._state.view(entry).copy_(server.extra[table][name])
 
-    def _run(self, round: int, jobs: Sequence[Job] | Sequence[EvalJob]) -> Iterator[list[tuple[Task, Outcome]]]:
+    def _slot(self, slot: int, level: int) -> Trained:
+        return self._plan.slots[slot][level].views(self._uploads)
+
+    def _upload(self, task: Task, outcome: Outcome) -> Upload | Lost:
+        assert isinstance(task.job, Job)
+        if isinstance(outcome, str):
+            return Lost(task.job.client, outcome)
+        trained = self._slot(task.slot, task.job.level)
+        trained.steps, trained.loss, trained.length = outcome.steps, outcome.loss, outcome.length
+        return make_upload(self._federation, task.job, trained)
+
+    def _run(self, round: int, jobs: Sequence[AnyJob]) -> Iterator[list[tuple[Task, Outcome]]]:
         """Hands out the jobs in their order, longest first, and yields the outcomes in the same order."""
         waiting = deque(range(len(jobs)))
         tries = [0] * len(jobs)
@@ -129,16 +153,23 @@ class WorkerProcesses:
                 yield finished
             self._free_slots.extend(task.slot for task, _ in finished)
 
-    def _hand_out(
-        self, waiting: deque[int], jobs: Sequence[Job] | Sequence[EvalJob], tries: list[int], round: int
-    ) -> None:
+    def _hand_out(self, waiting: deque[int], jobs: Sequence[AnyJob], tries: list[int], round: int) -> None:
         for worker in self._pool:
             if worker.task is None and waiting and self._free_slots:
                 number = waiting.popleft()
-                worker.task = Task(number, jobs[number], self._free_slots.popleft(), round, self._private)
+                job, slot = jobs[number], self._free_slots.popleft()
+                remembers = isinstance(job, Job) and self._recall(job, slot)
+                worker.task = Task(number, job, slot, round, self._private, remembers)
                 tries[number] += 1
                 with contextlib.suppress(OSError):  # it has died: its closed connection is noticed in _receive
                     worker.connection.send(worker.task)
+
+    def _recall(self, job: Job, slot: int) -> bool:
+        """Puts what the client remembers into its slot, if it remembers anything."""
+        memory = self._store.get(job.client, self._federation.slice(job.level, job.round))
+        for name, tensor in self._slot(slot, job.level).memory.items() if memory else ():
+            tensor.copy_(memory[name])
+        return bool(memory)
 
     def _ready(self) -> list[_Process]:
         """The workers that have replied or died; waits until there is one."""

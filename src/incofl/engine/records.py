@@ -7,6 +7,7 @@ metrics.jsonl             a line a round
 summary.json              the result
 trace.json                a timeline, with engine.trace
 checkpoint/state.safetensors   the server after the last finished round
+checkpoint/clients/            what clients remember, for methods that need it
 """
 
 import contextlib
@@ -48,6 +49,11 @@ class RunFolder:
     def checkpoint(self) -> Path:
         """The state after the last finished round."""
         return self.path / "checkpoint" / "state.safetensors"
+
+    @property
+    def memories(self) -> Path:
+        """What clients remember, for methods that need it."""
+        return self.path / "checkpoint" / "clients"
 
     @property
     def metrics(self) -> Path:

@@ -9,8 +9,8 @@ from incofl.engine.executor import Executor, Lost
 from incofl.engine.federation import Job
 from incofl.engine.trace import Trace
 from incofl.errors import UploadError
-from incofl.method import Method, Record, Upload
-from incofl.server import Server
+from incofl.method import Method, Upload
+from incofl.server import Record, Server
 from incofl.tensors import all_finite, num_bytes
 
 
@@ -18,10 +18,9 @@ def run_round(server: Server, method: Method, jobs: Sequence[Job], executor: Exe
     """One round: train the slices of the cohort, covered mean per position, transforms (InCo), add to the server."""
     arrivals = tally.accept(executor.train(server, jobs))  # lazily: an upload is added up when it arrives
     changes = method.server.aggregate(server, arrivals)
-    update = changes.update
     for transform in method.transforms:
-        update, tally.records[transform.name] = transform(update, server.layout)
-    return server.advance(changes.with_update(update))
+        changes, tally.records[transform.name] = changes.transformed(transform, server.layout)
+    return server.advance(changes)
 
 
 @dataclass
@@ -36,6 +35,7 @@ class Tally:
     examples: int = 0
     records: dict[str, Record] = field(default_factory=dict)
     on_upload: Callable[[int], None] = lambda client: None
+    on_accepted: Callable[[Upload], None] = lambda upload: None
     trace: Trace = field(default_factory=Trace)
     last_arrival: float = 0.0
 
@@ -54,8 +54,8 @@ class Tally:
             self.rejected.append({"client": upload.client, "reason": f"client {upload.client}: {upload.reason}"})
             return False
         size = num_bytes(upload.update) + num_bytes(upload.buffers)
-        self.bytes_up += size
-        self.bytes_down += size
+        self.bytes_up += size + num_bytes(upload.extra)
+        self.bytes_down += size + num_bytes(upload.extra)
         try:
             check(upload)
         except UploadError as problem:
@@ -63,6 +63,7 @@ class Tally:
             return False
         self.loss_sum += upload.loss * upload.examples
         self.examples += upload.examples
+        self.on_accepted(upload)
         return True
 
     @property
@@ -77,5 +78,5 @@ def check(upload: Upload) -> None:
     upload.slice.check(upload.update | upload.buffers, who)
     if upload.steps == 0:
         raise UploadError(f"{who}: trained on nothing; it has {upload.examples} example(s)")
-    if not (all_finite(upload.update) and all_finite(upload.buffers)):
+    if not all(all_finite(part) for part in (upload.update, upload.buffers, upload.extra)):
         raise UploadError(f"{who}: its update is not finite; the training diverged, lower local.lr")

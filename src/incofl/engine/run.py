@@ -13,12 +13,13 @@ from incofl.client import Score
 from incofl.config import Config, make_config
 from incofl.engine.build import build
 from incofl.engine.checkpoint import Identity, load_checkpoint, save_checkpoint, write_json
-from incofl.engine.executor import Executor, InProcess
+from incofl.engine.executor import Executor, InProcess, make_store
 from incofl.engine.federation import Federation
 from incofl.engine.memory import keep_freed_memory
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.records import Row, RunFolder, summarise
 from incofl.engine.round import Tally, run_round
+from incofl.engine.store import ClientStore
 from incofl.engine.trace import SERVER, Trace
 from incofl.errors import ConfigError
 from incofl.server import Server
@@ -88,9 +89,11 @@ def run(
 
 def _run(config: Config, federation: Federation, folder: RunFolder, progress: Progress) -> dict[str, Any]:
     identity = Identity(config.digest(), federation.data.fingerprint())
-    server = federation.start()
+    server, store = federation.start(), make_store(federation, folder.memories)
     if folder.checkpoint.exists():
-        server = load_checkpoint(folder.checkpoint, server.layout, identity)
+        checkpoint = load_checkpoint(folder.checkpoint, server, identity)
+        server = checkpoint.server
+        store.restore(checkpoint.memories)
     if server.round > config.rounds:
         raise ConfigError(
             f"rounds: got {config.rounds}, expected at least {server.round}: so many are finished already"
@@ -105,13 +108,16 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
 
     status = "interrupted"
     trace = Trace(on=config.engine.trace)
-    executor = make_executor(config, federation, config.rounds - server.round, trace)
+    executor = make_executor(config, federation, config.rounds - server.round, trace, store)
     try:
         while server.round < config.rounds:
-            server, row = _round(config, federation, server, executor, progress, trace)
+            tally = Tally(on_upload=progress.uploaded, on_accepted=store.keeper(server.round), trace=trace)
+            server, row = _round(config, federation, server, executor, tally, trace)
             with trace.span("records, checkpoint"):
                 folder.append(row)
-                save_checkpoint(folder.checkpoint, server, identity)
+                store.save()
+                save_checkpoint(folder.checkpoint, server, identity, store.manifest)
+                store.saved()
             rows.append(row)
             progress.finished_round(row)
         status = "done"
@@ -125,7 +131,13 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
     return summary
 
 
-def make_executor(config: Config, federation: Federation, rounds: int, trace: Trace | None = None) -> Executor:
+def make_executor(
+    config: Config,
+    federation: Federation,
+    rounds: int,
+    trace: Trace | None = None,
+    store: ClientStore | None = None,
+) -> Executor:
     """Worker processes where they pay for their start, one per core; this process otherwise."""
     if config.engine.workers != "auto":
         workers = config.engine.workers
@@ -138,7 +150,9 @@ def make_executor(config: Config, federation: Federation, rounds: int, trace: Tr
     else:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = min(cores, config.cohort_size)
-    return WorkerProcesses(federation, workers, trace) if workers > 1 else InProcess(federation, trace)
+    if workers > 1:
+        return WorkerProcesses(federation, workers, trace, store)
+    return InProcess(federation, trace, store)
 
 
 def _training_macs(federation: Federation, cohort: int) -> float:
@@ -149,16 +163,17 @@ def _training_macs(federation: Federation, cohort: int) -> float:
 
 
 def _round(
-    config: Config, federation: Federation, server: Server, executor: Executor, progress: Progress, trace: Trace
+    config: Config, federation: Federation, server: Server, executor: Executor, tally: Tally, trace: Trace
 ) -> tuple[Server, Row]:
     start = time.perf_counter()
-    tally = Tally(on_upload=progress.uploaded, trace=trace)
     with trace.span("schedule"):
         jobs = federation.schedule(server.round, config.cohort_size)
     server = run_round(server, federation.method, jobs, executor, tally)
     trace.add("mean, transforms", SERVER, tally.last_arrival, time.perf_counter())
     scores: list[Score] = []
     if server.round % config.eval.every == 0 or server.round == config.rounds:
+        if federation.method.server.buffers == "static":
+            server = server.measured(executor.measure(server, federation.levels_in_use))
         scores = executor.evaluate(server, federation.levels_in_use)
     row: Row = {
         "round": server.round,

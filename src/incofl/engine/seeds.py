@@ -14,6 +14,7 @@ class Purpose(IntEnum):
     PARTITION = 2
     COHORT = 3
     TRAINING = 4
+    MEASURING = 5
 
 
 def numpy_rng(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

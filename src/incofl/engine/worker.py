@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from incofl.client import Score, Trained, evaluate, train
+from incofl.client import Given, Score, Trained, evaluate, measure_buffers, train
 from incofl.data import Images, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
 from incofl.engine.seeds import Purpose, torch_rng
@@ -19,6 +19,7 @@ from incofl.server import Server
 from incofl.split import submodel
 from incofl.tensors import Tensors
 
+MEASURED = 5_000  # training images on which static batch-norm statistics are measured
 EVAL_CHUNK = 2_000  # test examples of one evaluation job: small enough to spread, large enough to be worth a message
 
 
@@ -33,6 +34,16 @@ class EvalJob:
         return f"evaluation, level {self.level}"
 
 
+@dataclass(frozen=True)
+class MeasureJob:
+    """The measurement of a level's batch-norm statistics."""
+
+    level: int
+
+    def __str__(self) -> str:
+        return f"statistics, level {self.level}"
+
+
 class Worker:
     """Computes turns. Sub-models are built once per level and used again."""
 
@@ -40,20 +51,28 @@ class Worker:
         self._federation = federation
         self._modules: dict[int, nn.Module] = {}
 
-    def train(self, server: Server, job: Job, into: Tensors | None = None) -> Trained:
-        """One client's turn: cut its slice out of the server, train, and write the difference ``into`` tensors."""
+    def train(self, server: Server, job: Job, memory: Tensors | None = None, into: Trained | None = None) -> Trained:
+        """One client's turn: cut its slice out of the server, train, and write what comes of it ``into`` tensors."""
         f = self._federation
-        received = self._on_device(f.slice(job.level, job.round).take(server.state(job.level)))
+        piece = f.slice(job.level, job.round)
+        given = Given(
+            # The server does not change during a round.
+            state=self._on_device(piece.look(server.state(job.level))),
+            sent=self._on_device(piece.look(f.method.server.sent(server, job.level))),
+            memory=self._on_device(memory or {}),
+            labels=f.labels(job.client).to(f.device),
+            round=job.round,
+        )
         rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
         batches = local_batches(f.data.train, f.partition[job.client], f.data.pipeline, f.local, rng)
         on_device = ((self._input(x), y.to(f.device)) for x, y in batches)
         with one_thread():
-            return train(self._module(job.level, job.round), received, on_device, f.method.client, f.local, into)
+            return train(self._module(job.level, job.round), given, on_device, f.method.client, f.local, into)
 
     def evaluate(self, server: Server, job: EvalJob) -> Score:
         """The score of a level's sub-model on a part of the test set."""
         f = self._federation
-        state = self._on_device(f.slice(job.level, server.round).take(server.state(job.level)))
+        state = self._on_device(f.slice(job.level, server.round).look(server.state(job.level)))
         test, end = f.data.test, job.start + EVAL_CHUNK
         part = Images(test.x[job.start : end], test.y[job.start : end])
         batches = ((self._input(x), y.to(f.device)) for x, y in eval_batches(part, f.data.pipeline))
@@ -61,11 +80,23 @@ class Worker:
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
             return evaluate(self._module(job.level, server.round), state, batches)
 
+    def measure(self, server: Server, job: MeasureJob) -> Tensors:
+        """Batch-norm statistics of a level's sub-model on a fixed sample of the training images."""
+        f = self._federation
+        state = self._on_device(f.slice(job.level, server.round).take(server.state(job.level)))
+        images = f.data.train
+        chosen = torch.randperm(len(images), generator=torch_rng(f.seed, Purpose.MEASURING, 0))[:MEASURED]
+        sample = Images(images.x[chosen], images.y[chosen])
+        batches = (self._input(x) for x, _ in eval_batches(sample, f.data.pipeline))
+        with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
+            return measure_buffers(self._module(job.level, server.round), state, batches)
+
     def _module(self, level: int, round: int) -> nn.Module:
         if level not in self._modules:
             f = self._federation
             module = submodel(f.model.template, f.model.layout, f.slice(level, round))
             self._modules[level] = module.to(f.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            f.method.client.prepare(module, f.model.layout)
             if f.compile:
                 module.compile()  # happens at the first batch
         return self._modules[level]

@@ -7,12 +7,37 @@ from incofl.errors import ConfigError, nearest
 from incofl.inco import InCo
 from incofl.method import Method
 from incofl.methods.fedavg import alllarge, allsmall, fedavg, heteroavg
+from incofl.methods.fednova import fednova, heteronova
+from incofl.methods.fedprox import fedprox, heteroprox
+from incofl.methods.fedrolex import fedrolex
+from incofl.methods.heterofl import heterofl
+from incofl.methods.inclusivefl import inclusivefl
+from incofl.methods.moon import heteromoon, moon
+from incofl.methods.scaffold import heteroscaffold, scaffold
+from incofl.methods.scalefl import scalefl
 
-_METHODS = (fedavg, heteroavg, allsmall, alllarge)
+_METHODS = (
+    fedavg,
+    heteroavg,
+    fedprox,
+    heteroprox,
+    fednova,
+    heteronova,
+    scaffold,
+    heteroscaffold,
+    moon,
+    heteromoon,
+    heterofl,
+    inclusivefl,
+    fedrolex,
+    scalefl,
+    allsmall,
+    alllarge,
+)
 
 
 # What the paper calls a hetero* method with InCo; other methods with InCo are called ``name+inco``.
-_PAPER_NAMES = {"heteroavg": "incoavg"}
+_PAPER_NAMES = {f"hetero{name}": f"inco{name}" for name in ("avg", "prox", "nova", "scaffold", "moon")}
 
 
 def _with_inco(method: Method) -> Method:

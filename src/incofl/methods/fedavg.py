@@ -13,23 +13,9 @@ McMahan's rule); batch-norm statistics follow the ``buffers`` policy. The paper'
 hetero splitting: use it with ``split.kind = "hetero"``.
 """
 
-from dataclasses import dataclass
-
-from incofl.layout import Layout
 from incofl.method import Method, ServerRule
-from incofl.split import Slice
 
-
-@dataclass(frozen=True)
-class PerArchitecture(ServerRule):
-    """Levels share nothing: the server keeps one whole model for each."""
-
-    def private(self, layout: Layout, piece: Slice) -> frozenset[str]:
-        """Everything, batch-norm statistics too."""
-        return frozenset(layout.axes)
-
-
-fedavg = Method("fedavg", "FedAvg: each size is averaged with itself only", server=PerArchitecture())
+fedavg = Method("fedavg", "FedAvg: each size is averaged with itself only", server=ServerRule(separate=True))
 heteroavg = Method("heteroavg", "FedAvg over slices of one server model", extensible=True)
 allsmall = Method("allsmall", "FedAvg where everybody trains the smallest size", level="smallest")
 alllarge = Method("alllarge", "FedAvg where everybody trains the largest size", level="largest")

@@ -1,5 +1,6 @@
 """The table of models. A family is named by its largest member; splitting makes the smaller ones."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from torch import nn
 
 from incofl.errors import ConfigError, nearest
 from incofl.layout import Layout
-from incofl.models.resnet import DEPTHS, ResNet, Stem, resnet_layout
+from incofl.models.resnet import DEPTHS, ExitResNet, ResNet, Stem, resnet_layout
 from incofl.models.tiny import ResidualMlp, mlp_layout
+from incofl.split import exit_positions
 from incofl.tensors import Tensors, clone
 
 __all__ = ["MODELS", "Model", "Shape", "make_model"]
@@ -43,19 +45,26 @@ class ModelOptions:
     stem: Stem
     shape: Shape
     classes: int
+    exits: int = 0  # how many, the usual head included; 0: no early exits
+    head_convs: int = 3
 
 
 def _resnet(depth: tuple[int, ...], options: ModelOptions) -> tuple[nn.Module, Layout]:
-    model = ResNet(depth, options.width, options.shape[0], options.classes, options.stem)
+    common = (depth, options.width, options.shape[0], options.classes, options.stem)
+    if not options.exits:
+        model = ResNet(*common)
+    else:
+        model = ExitResNet(*common, exit_positions(sum(depth), options.exits), options.head_convs)
     return model, resnet_layout(model)
 
 
 def _tiny_resnet(options: ModelOptions) -> tuple[nn.Module, Layout]:
-    model = ResNet((2, 2), options.width / 8, options.shape[0], options.classes, "small")
-    return model, resnet_layout(model)
+    return _resnet((2, 2), dataclasses.replace(options, width=options.width / 8, stem="small"))
 
 
 def _tiny_mlp(options: ModelOptions) -> tuple[nn.Module, Layout]:
+    if options.exits:
+        raise ConfigError("model.name: got 'tiny-mlp', expected a model with early exits for this method: a ResNet")
     channels, height, width = options.shape
     model = ResidualMlp(6, options.width, channels * height * width, options.classes)
     return model, mlp_layout(model)
@@ -77,11 +86,13 @@ def make_model(
     stem: Stem = "imagenet",
     shape: Shape = (3, 32, 32),
     classes: int = 10,
+    exits: int = 0,
+    head_convs: int = 3,
 ) -> Model:
     """A model of the table, initialised from a seed without touching torch's global random state."""
     if name not in MODELS:
         raise ConfigError(f"model.name: got {name!r}{nearest(name, MODELS)}")
-    options = ModelOptions(width, stem, shape, classes)
+    options = ModelOptions(width, stem, shape, classes, exits, head_convs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module, layout = MODELS[name](options)

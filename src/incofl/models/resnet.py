@@ -91,6 +91,65 @@ class ResNet(nn.Module):
         return logits
 
 
+class ExitHead(nn.Module):
+    """A classifier in the middle of a network: some convolutions, pooling, a linear layer."""
+
+    def __init__(self, channels: int, classes: int, convolutions: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for _ in range(convolutions):
+            layers += [nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
+        self.convs = nn.Sequential(*layers)
+        self.fc = nn.Linear(channels, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class logits."""
+        logits: Tensor = self.fc(self.convs(x).mean((2, 3)))
+        return logits
+
+
+class ExitResNet(ResNet):
+    """A ResNet with early exits, as ScaleFL trains it; the last exit is the usual head.
+
+    In training it gives the logits of all exits that it has, in evaluation those of the last. Its trunk has the same
+    initial weights as the ResNet without exits.
+    """
+
+    def __init__(
+        self,
+        depth: tuple[int, ...],
+        width: float,
+        channels: int,
+        classes: int,
+        stem: Stem,
+        positions: tuple[int, ...],
+        head_convs: int,
+    ) -> None:
+        super().__init__(depth, width, channels, classes, stem)
+        self.positions = positions
+        self.stage_of = [stage for stage, blocks in enumerate(depth, start=1) for _ in range(blocks)]
+        sizes = [getattr(self, f"layer{self.stage_of[at - 1]}")[0].conv2.out_channels for at in positions[:-1]]
+        self.exits = nn.ModuleList(ExitHead(size, classes, head_convs) for size in sizes)
+
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:  # type: ignore[override]
+        """Class logits, of every exit in training. A part that a client does not hold is an ``nn.Identity``."""
+        x = self.maxpool(functional.relu(self.bn1(self.conv1(x)), inplace=True))
+        logits: list[Tensor] = []
+        blocks = (block for stage in range(1, self.stages + 1) for block in getattr(self, f"layer{stage}"))
+        for number, block in enumerate(blocks, start=1):
+            x = block(x)
+            if number in self.positions[:-1]:
+                head = self.exits[self.positions.index(number)]
+                if not isinstance(head, nn.Identity):
+                    logits.append(head(x))
+        if not isinstance(self.fc, nn.Identity):
+            logits.append(self.fc(x.mean((2, 3))))
+        return logits if self.training else logits[-1]
+
+
 def resnet_layout(model: ResNet) -> Layout:
     """Axes: a residual stream per stage (the stem belongs to stage 1) and an inner width per block.
 
@@ -132,4 +191,21 @@ def resnet_layout(model: ResNet) -> Layout:
                     shallow[f"{block}.{conv}.weight"] = f"{blocks[0]}.conv2.weight"
     axes["fc.weight"] = (classes, stream)
     axes["fc.bias"] = (classes,)
-    return Layout.of(model, axes, stages, shallow)
+    exits: dict[str, int] = {}
+    if isinstance(model, ExitResNet):
+        for number, position in enumerate(model.positions[:-1]):
+            name = f"exits.{number}"
+            exits[name] = position
+            stage = model.stage_of[position - 1]
+            inputs = Axis(f"layer{stage}", state[f"layer{stage}.0.conv2.weight"].shape[0])
+            head = model.exits[number]
+            assert isinstance(head, ExitHead)
+            for layer in range(0, len(head.convs), 3):
+                outputs = Axis(f"{name}.{layer}", inputs.size)
+                convolution(f"{name}.convs.{layer}", outputs, inputs)
+                norm(f"{name}.convs.{layer + 1}", outputs)
+                inputs = outputs
+            axes[f"{name}.fc.weight"] = (classes, inputs)
+            axes[f"{name}.fc.bias"] = (classes,)
+        exits["fc"] = model.positions[-1]
+    return Layout.of(model, axes, stages, shallow, exits)

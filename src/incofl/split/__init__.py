@@ -6,11 +6,26 @@ from typing import Literal, Protocol
 from incofl.errors import LayoutError
 from incofl.layout import Layout
 from incofl.split.depth import Depth, DepthSplitter, check_depth, layer_depth, layer_depths, stage_depths
+from incofl.split.exits import ExitSplitter, exit_positions, make_exit_splitter
 from incofl.split.slice import Slice, cut
 from incofl.split.submodel import submodel
-from incofl.split.width import WidthSplitter, kept
+from incofl.split.width import WidthSplitter, Window, kept
 
-__all__ = ["DepthSplitter", "Kind", "Slice", "Splitter", "WidthSplitter", "cut", "make_splitter", "submodel"]
+__all__ = [
+    "DepthSplitter",
+    "ExitSplitter",
+    "Kind",
+    "Slice",
+    "Splitter",
+    "WidthSplitter",
+    "Window",
+    "check_ratios",
+    "cut",
+    "exit_positions",
+    "make_exit_splitter",
+    "make_splitter",
+    "submodel",
+]
 
 Kind = Literal["stage", "layer", "hetero"]
 
@@ -20,6 +35,11 @@ class Splitter(Protocol):
 
     def slice(self, layout: Layout, level: int, round: int) -> Slice:
         """The slice of a level in a round."""
+        ...
+
+    @property
+    def moves(self) -> bool:
+        """Whether the slice of a level depends on the round."""
         ...
 
     @property
@@ -33,6 +53,7 @@ def make_splitter(
     kind: Kind,
     levels: int | Sequence[int | float | Sequence[int]] = 5,
     depth: Literal["full", "scaled"] | Sequence[int | Sequence[int]] = "full",
+    window: Window = "prefix",
 ) -> Splitter:
     """The splitter that a config describes.
 
@@ -44,12 +65,13 @@ def make_splitter(
             the channels for ``hetero``.
         depth: for ``hetero``: ``full`` (width only, as in the paper's tables), ``scaled`` (the same share of the
             blocks of each stage), or one entry per level as for ``stage``.
+        window: for ``hetero``: which channels.
     """
     if not isinstance(levels, int) and not levels:
         raise LayoutError("split.levels: got an empty list, expected one entry per level")
     if kind != "hetero" and depth != "full":
         raise LayoutError(f"split.depth: got {depth!r} with split.kind={kind}, expected it only with split.kind=hetero")
-    splitter = _make_splitter(layout, kind, levels, depth)
+    splitter = _make_splitter(layout, kind, levels, depth, window)
     sizes = [splitter.slice(layout, level, 0).num_elements for level in range(len(splitter.depths))]
     if sizes != sorted(sizes):
         raise LayoutError(f"split.levels: got sizes {sizes} in scalars, expected the levels from small to large")
@@ -61,6 +83,7 @@ def _make_splitter(
     kind: Kind,
     levels: int | Sequence[int | float | Sequence[int]],
     depth: Literal["full", "scaled"] | Sequence[int | Sequence[int]],
+    window: Window,
 ) -> Splitter:
     match kind:
         case "stage":
@@ -71,7 +94,7 @@ def _make_splitter(
             counts = [_whole(entry, level) for level, entry in enumerate(levels)]
             return DepthSplitter(tuple(layer_depth(layout, count, level) for level, count in enumerate(counts)))
         case "hetero":
-            ratios = _ratios(levels)
+            ratios = check_ratios(levels)
             if depth == "full":
                 depths = [layout.depth] * len(ratios)
             elif depth == "scaled":
@@ -80,7 +103,7 @@ def _make_splitter(
                 depths = _depths(layout, depth, "split.depth")
             if len(depths) != len(ratios):
                 raise LayoutError(f"split.depth: got {len(depths)} entries for {len(ratios)} levels, expected as many")
-            return WidthSplitter(tuple(ratios), tuple(depths))
+            return WidthSplitter(ratios, tuple(depths), window)
 
 
 def _depths(layout: Layout, levels: int | Sequence[int | float | Sequence[int]], key: str) -> list[Depth]:
@@ -93,15 +116,16 @@ def _depths(layout: Layout, levels: int | Sequence[int | float | Sequence[int]],
     ]
 
 
-def _ratios(levels: int | Sequence[int | float | Sequence[int]]) -> list[float]:
+def check_ratios(levels: int | Sequence[int | float | Sequence[int]]) -> tuple[float, ...]:
+    """The share of the channels of each level; of a number of levels, halves."""
     if isinstance(levels, int):
-        return [2.0**-exponent for exponent in reversed(range(levels))]
+        return tuple(2.0**-exponent for exponent in reversed(range(levels)))
     ratios = []
     for level, ratio in enumerate(levels):
         if isinstance(ratio, Sequence) or not 0 < ratio <= 1:
             raise LayoutError(f"split.levels: level {level} is {ratio!r}, expected a share of the channels in (0, 1]")
         ratios.append(float(ratio))
-    return ratios
+    return tuple(ratios)
 
 
 def _whole(entry: int | float | Sequence[int], level: int) -> int:

@@ -86,6 +86,7 @@ class DepthSplitter:
     """A client of level ``l`` keeps the first ``depths[l]`` blocks of each stage, at full width."""
 
     depths: tuple[Depth, ...]
+    moves: bool = False
 
     def slice(self, layout: Layout, level: int, round: int) -> Slice:
         """The slice of a level; depth splitting is the same in every round."""

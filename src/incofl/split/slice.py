@@ -29,7 +29,15 @@ class Slice:
 
     def take(self, full: Mapping[str, Tensor]) -> Tensors:
         """Cuts this part out of a server-sized state; the result shares no memory with it."""
-        return {name: full[name][_open(at, full[name])].clone() for name, at in self.index.items() if name in full}
+        return {name: value.clone() for name, value in self.look(full).items()}
+
+    def look(self, full: Mapping[str, Tensor]) -> Tensors:
+        """This part of a server-sized state, in its memory where channels are neighbours: only to be read."""
+        return {
+            name: full[name] if name in self.whole else full[name][_open(at, full[name])]
+            for name, at in self.index.items()
+            if name in full
+        }
 
     def put(self, part: Mapping[str, Tensor], into: Tensors, weight: float = 1.0) -> None:
         """Adds ``weight * part`` to the positions of ``into`` that this slice holds, in place."""
@@ -44,6 +52,11 @@ class Slice:
                 into[name][_open(self.index[name], into[name])] += value.to(into[name].dtype) * weight
         if views:
             torch._foreach_add_(views, values, alpha=weight)
+
+    def write(self, part: Mapping[str, Tensor], into: Tensors) -> None:
+        """Replaces the positions of ``into`` that this slice holds by those of ``part``, in place."""
+        for name, value in part.items():
+            into[name][_open(self.index[name], into[name])] = value.to(into[name].dtype)
 
     def view(self, name: str, full: Tensor) -> Tensor | None:
         """The positions of a server tensor that this slice holds, sharing its memory; none if lists choose them."""

@@ -19,7 +19,7 @@ def submodel(template: nn.Module, layout: Layout, piece: Slice) -> nn.Module:
     """
     model = copy.deepcopy(template)
     held = {layout.block_of[name] for name in piece.index}
-    for block in layout.blocks:
+    for block in (*layout.blocks, *layout.exits):
         if block not in held:
             parent, _, child = block.rpartition(".")
             setattr(model.get_submodule(parent), child, nn.Identity())  # keeps the names of the blocks around it

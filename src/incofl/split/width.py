@@ -1,7 +1,8 @@
 """Width: which channels a client keeps. Hetero splitting, section 3.1, as in HeteroFL and FedRolex.
 
 Each narrowable axis keeps ``ceil(ratio * size)`` of its channels: the first ones (``prefix``), or a window that moves
-by one channel a round (``rolling``).
+by one channel a round, forwards (``rolling``, as FedRolex's paper words it) or backwards (``rolling-back``, as its code
+does).
 """
 
 import math
@@ -14,7 +15,7 @@ from incofl.layout import Layout
 from incofl.split.depth import Depth, kept_blocks
 from incofl.split.slice import Index, Slice, cut
 
-Window = Literal["prefix", "rolling"]
+Window = Literal["prefix", "rolling", "rolling-back"]
 
 
 def kept(size: int, ratio: float) -> int:
@@ -39,9 +40,14 @@ class WidthSplitter:
     depths: tuple[Depth, ...]
     window: Window = "prefix"
 
+    @property
+    def moves(self) -> bool:
+        """Whether the slice of a level depends on the round."""
+        return self.window != "prefix"
+
     def slice(self, layout: Layout, level: int, round: int) -> Slice:
         """The slice of a level; with a rolling window it depends on the round."""
-        start = round if self.window == "rolling" else 0
+        start = {"prefix": 0, "rolling": round, "rolling-back": -round}[self.window]
         keep = {
             axis.name: kept_channels(axis.size, self.ratios[level], start)
             for axis in layout.named_axes.values()

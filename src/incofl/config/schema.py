@@ -3,19 +3,12 @@
 import dataclasses
 import hashlib
 import json
-import tomllib
-import types
 import typing
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import pydantic
 import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import TypeAdapter
 
 from incofl.client import LocalSettings
 from incofl.data.images import find_source
@@ -23,6 +16,13 @@ from incofl.errors import ConfigError, nearest
 from incofl.inco import InCo
 from incofl.method import BufferPolicy, Weighting
 from incofl.methods import find_method
+from incofl.methods.fedprox import FedProx
+from incofl.methods.fedrolex import Rolex
+from incofl.methods.heterofl import HeteroFLOptions
+from incofl.methods.inclusivefl import InclusiveOptions
+from incofl.methods.moon import Moon
+from incofl.methods.scaffold import Scaffold
+from incofl.methods.scalefl import ScaleFL
 from incofl.models import MODELS
 from incofl.models.resnet import Stem
 from incofl.split import Kind
@@ -76,14 +76,15 @@ class SplitConfig:
     """The sizes of client models.
 
     Attributes:
-        kind: ``stage`` (first blocks of each stage), ``layer`` (first blocks of all), ``hetero`` (narrower layers).
+        kind: ``stage`` (first blocks of each stage), ``layer`` (first blocks of all), ``hetero`` (narrower layers), or
+            what the method is made for.
         levels: how many sizes, or one entry per size from small to large: blocks per stage such as ``[1, 1, 2, 2]``
             (stage), a number of blocks (layer), a share of the channels (hetero).
         depth: of hetero splitting: ``full``, ``scaled`` (the same share of the blocks), or blocks per stage per level.
         counts: clients of each level; left out, groups are equal. The first clients are the smallest.
     """
 
-    kind: Kind = "stage"
+    kind: Kind | Literal["auto"] = "auto"
     levels: Count | tuple[int | float | tuple[int, ...], ...] = 5
     depth: Literal["full", "scaled"] | tuple[int | tuple[int, ...], ...] = "full"
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None
@@ -94,11 +95,12 @@ class AggregateConfig:
     """How the server averages.
 
     Attributes:
-        weighting: ``uniform`` over the clients that hold a position (the paper's code), or by ``samples``.
+        weighting: ``uniform`` over the clients that hold a position (the paper's code), by ``samples``, or the
+            method's own.
         precision: of the running sums.
     """
 
-    weighting: Weighting = "uniform"
+    weighting: Weighting | Literal["auto"] = "auto"
     precision: Literal["float32", "float64"] = "float32"
 
 
@@ -141,19 +143,27 @@ class Config:
         rounds: how many.
         method: the method (``incofl list methods``).
         cohort: clients per round: a count, or a ratio below 1.
-        buffers: batch-norm statistics: ``per-level`` (each size has its own) or ``average`` over all (the paper).
+        buffers: batch-norm statistics: ``per-level`` (each size has its own), ``average`` over all (the paper),
+            ``static`` (measured for each size before an evaluation, on training images), or the method's own.
     """
 
     seed: Annotated[int, Ge(0)] = 0
     rounds: Count = 50
     method: str = "incoavg"
     cohort: Count | Annotated[float, Gt(0), Lt(1)] = 0.4
-    buffers: BufferPolicy = "per-level"
+    buffers: BufferPolicy | Literal["auto"] = "auto"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
     local: LocalSettings = field(default_factory=LocalSettings)
     inco: InCo = field(default_factory=InCo)
+    prox: FedProx = field(default_factory=FedProx)
+    scaffold: Scaffold = field(default_factory=Scaffold)
+    moon: Moon = field(default_factory=Moon)
+    heterofl: HeteroFLOptions = field(default_factory=HeteroFLOptions)
+    rolex: Rolex = field(default_factory=Rolex)
+    scalefl: ScaleFL = field(default_factory=ScaleFL)
+    inclusive: InclusiveOptions = field(default_factory=InclusiveOptions)
     aggregate: AggregateConfig = field(default_factory=AggregateConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -175,8 +185,20 @@ class Config:
             width=self.model.width or source.width,
             stem=source.stem if self.model.stem == "auto" else self.model.stem,
         )
+        split = self.split if self.split.kind != "auto" else dataclasses.replace(self.split, kind=method.split)
+        if method.split == "hetero" and split.kind != "hetero":
+            raise ConfigError(f"split.kind: got {split.kind!r}, expected 'hetero': {method.name} splits by width")
+        aggregate = self.aggregate
+        if aggregate.weighting == "auto":
+            aggregate = dataclasses.replace(aggregate, weighting=method.server.weighting)
         object.__setattr__(self, "method", method.name)
         object.__setattr__(self, "model", model)
+        object.__setattr__(self, "split", split)
+        object.__setattr__(self, "aggregate", aggregate)
+        if method.exits and self.scalefl.distil_after is None:
+            scalefl = dataclasses.replace(self.scalefl, distil_after=self.rounds // 4)
+            object.__setattr__(self, "scalefl", scalefl)
+        object.__setattr__(self, "buffers", method.server.buffers if self.buffers == "auto" else self.buffers)
 
     @property
     def cohort_size(self) -> int:
@@ -206,128 +228,6 @@ class Config:
             f"{table}.{key}": v for table, value in tree.items() if isinstance(value, dict) for key, v in value.items()
         }
         return {key: value for key, value in tree.items() if not isinstance(value, dict)} | tables
-
-
-def make_config(values: Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:
-    """A checked config from nested values (as read from TOML) and ``key=value`` overrides."""
-    tree: dict[str, Any] = _copy(values or {})
-    for override in overrides:
-        _set(tree, override)
-    _check_keys(tree, Config, "")
-    try:
-        return TypeAdapter(Config).validate_json(json.dumps(_none(tree), default=str), strict=True)
-    except pydantic.ValidationError as problem:
-        raise ConfigError(_explain(problem)) from None
-
-
-def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Reads a TOML file, or a preset by its name, and applies overrides."""
-    if path is None:
-        return make_config({}, overrides)
-    if not Path(path).exists():
-        if str(path) not in presets():
-            raise ConfigError(f"{path}: no such file, nor a preset{nearest(str(path), presets())}")
-        return make_config(tomllib.loads(presets()[str(path)]), overrides)
-    return make_config(read_toml(path), overrides)
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """The values of a TOML file."""
-    file = Path(path)
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path}: not a TOML file ({problem})") from None
-    except OSError as problem:
-        raise ConfigError(f"{path}: cannot be read ({problem.strerror})") from None
-
-
-def presets() -> dict[str, str]:
-    """The configs that come with the package, by name."""
-    folder = resources.files("incofl") / "presets"
-    return {
-        entry.name.removesuffix(".toml"): entry.read_text()
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml")
-    }
-
-
-def _set(tree: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set: got {override!r}, expected key=value such as data.alpha=0.5")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string: --set method=incoavg
-    *tables, last = key.strip().split(".")
-    for table in tables:
-        tree = tree.setdefault(table, {})
-        if not isinstance(tree, dict):
-            raise ConfigError(f"--set: {key.strip()!r} is not a key: {table!r} is a value, not a table")
-    tree[last] = value
-
-
-def _check_keys(tree: Mapping[str, Any], section: type, prefix: str) -> None:
-    hints = typing.get_type_hints(section)
-    names = [f.name for f in dataclasses.fields(section)]
-    for key, value in tree.items():
-        if key not in names:
-            elsewhere = [name for name in Config().flat() if name.endswith(f".{key}")]
-            hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, names)
-            raise ConfigError(f"config: unknown key {prefix + key!r}{hint}")
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{prefix}{key}: got {value!r}, expected a table such as [{key}]")
-            _check_keys(value, typing.cast(type, hints[key]), f"{prefix}{key}.")
-
-
-def _explain(problem: pydantic.ValidationError) -> str:
-    """The first complaint in one line: key, what it got, what was expected."""
-    error = problem.errors(include_url=False)[0]
-    keys = [str(part) for part in error["loc"]]
-    # Unions add the name of the tried member to the location; the key itself is what the user wrote.
-    hint: Any = Config
-    path = []
-    while keys and dataclasses.is_dataclass(hint):
-        path.append(keys.pop(0))
-        hint = typing.get_type_hints(hint, include_extras=True)[path[-1]]
-    return f"{'.'.join(path)}: got {error['input']!r}, expected {expected(hint)}"
-
-
-def expected(hint: Any) -> str:
-    """A type in the user's words."""
-    origin = typing.get_origin(hint)
-    if origin is Annotated:
-        base, *bounds = typing.get_args(hint)
-        words = [expected(base)]
-        for bound in bounds:
-            words += [f"{sign} {getattr(bound, attribute)}" for attribute, sign in _SIGNS if hasattr(bound, attribute)]
-        return " ".join(words)
-    if origin is Literal:
-        return " or ".join(repr(choice) for choice in typing.get_args(hint))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(expected(member) for member in typing.get_args(hint))
-    if origin is tuple:
-        return "a list"
-    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "'none'"}.get(
-        hint, str(hint)
-    )
-
-
-_SIGNS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-
-
-def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
-
-
-def _none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _none(entry) for key, entry in value.items()}
-    return None if value == "none" else value
 
 
 def _plain(value: Any) -> Any:

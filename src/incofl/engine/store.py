@@ -1,0 +1,156 @@
+"""What clients remember between their turns: the most recent in memory, all of it on disk when a round is saved.
+
+Crash-safe together with the checkpoint: a memory is written under the number of the round that made it, before the
+checkpoint of that round, and the one it replaces is deleted after it. Whenever a run is interrupted, the memories that
+the checkpoint names are there; any others are leftovers.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from incofl.engine.checkpoint import atomic_write
+from incofl.errors import RunError
+from incofl.layout import Layout
+from incofl.method import Upload
+from incofl.split import Slice
+from incofl.tensors import Tensors, clone, num_bytes
+
+LIMIT = 2**30  # bytes in memory
+
+# For each client that remembers something: the level that it held then, and the 0-based number of the round.
+Manifest = dict[int, tuple[int, int]]
+
+
+class ClientStore:
+    """Client memory by client; its size follows the clients seen, not the population."""
+
+    def __init__(
+        self, layout: Layout, slice_of: Callable[[int, int], Slice], folder: Path | None = None, limit: int = LIMIT
+    ) -> None:
+        """A store that keeps ``limit`` bytes in memory and the rest in a ``folder``; without one, all in memory.
+
+        ``slice_of(level, round)`` says in which coordinates a memory is.
+        """
+        self._layout, self._slice_of, self._folder, self._limit = layout, slice_of, folder, limit
+        self._recent: OrderedDict[int, Tensors] = OrderedDict()
+        self._bytes = 0
+        self._unsaved: set[int] = set()
+        self._replaced: list[Path] = []
+        self.manifest: Manifest = {}
+
+    def get(self, client: int, piece: Slice) -> Tensors:
+        """What a client remembers, in the coordinates of ``piece``; empty if it has not had a turn yet.
+
+        Where it held other positions than now, it remembers 0.
+        """
+        if client not in self.manifest:
+            return {}
+        level, round = self.manifest[client]
+        memory, held = self._load(client), self._slice_of(level, round)
+        if all(_same(piece.index.get(name), held.index[name]) for name in memory):
+            return memory
+        full = {name: torch.zeros(self._layout.shapes[name], dtype=value.dtype) for name, value in memory.items()}
+        held.put(memory, full)
+        return piece.take(full)
+
+    def put(self, client: int, level: int, round: int, memory: Mapping[str, torch.Tensor]) -> None:
+        """Replaces what a client remembers, by what it made of a turn."""
+        if self._folder is not None and client in self.manifest and client not in self._unsaved:
+            self._replaced.append(self._path(client))
+        self._forget(client)
+        self.manifest[client] = level, round
+        self._remember(client, clone(memory))
+        self._unsaved.add(client)
+        self._evict()
+
+    def keeper(self, round: int) -> Callable[[Upload], None]:
+        """For whoever accepts uploads in a round: keeps what their clients remember."""
+
+        def keep(upload: Upload) -> None:
+            if upload.memory:
+                self.put(upload.client, upload.level, round, upload.memory)
+
+        return keep
+
+    def save(self) -> None:
+        """Writes what is not on disk yet: call it before the checkpoint is written."""
+        if self._folder is not None:
+            for client in sorted(self._unsaved):
+                self._write(client)
+
+    def saved(self) -> None:
+        """Deletes what is replaced for good: call it when the checkpoint is on disk."""
+        for path in self._replaced:
+            path.unlink(missing_ok=True)
+        self._replaced = []
+
+    def restore(self, manifest: Manifest) -> None:
+        """Goes back to the memories that a checkpoint names; refuses at once if one is missing."""
+        assert self._folder is not None
+        self.manifest = dict(manifest)
+        expected = {self._path(client) for client in manifest}
+        if missing := sorted(path for path in expected if not path.exists()):
+            raise RunError(
+                f"{missing[0]}: the memory of a client is missing ({len(missing)} in all); the run cannot be "
+                "continued without it: restore the file, or start again with another --out"
+            )
+        if self._folder.is_dir():
+            for path in self._folder.glob("*.safetensors"):
+                if path not in expected:
+                    path.unlink()
+
+    def _load(self, client: int) -> Tensors:
+        if client in self._recent:
+            self._recent.move_to_end(client)
+            return self._recent[client]
+        path = self._path(client)
+        try:
+            memory: Tensors = load_file(path)
+        except (OSError, SafetensorError) as problem:
+            raise RunError(f"{path}: the memory of client {client} cannot be read ({problem})") from None
+        self._remember(client, memory)
+        self._evict()
+        return memory
+
+    def _remember(self, client: int, memory: Tensors) -> None:
+        self._recent[client] = memory
+        self._bytes += num_bytes(memory)
+
+    def _forget(self, client: int) -> None:
+        if client in self._recent:
+            self._bytes -= num_bytes(self._recent.pop(client))
+
+    def _evict(self) -> None:
+        while self._folder is not None and self._bytes > self._limit and len(self._recent) > 1:
+            oldest = next(iter(self._recent))
+            if oldest in self._unsaved:
+                self._write(oldest)
+            self._forget(oldest)
+
+    def _write(self, client: int) -> None:
+        memory = {name: value.contiguous() for name, value in self._recent[client].items()}
+        with atomic_write(self._path(client)) as file:
+            file.write(save(memory))
+        self._unsaved.discard(client)
+
+    def _path(self, client: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"client-{client}-round-{self.manifest[client][1]}.safetensors"
+
+
+def _same(a: tuple[slice | torch.Tensor, ...] | None, b: tuple[slice | torch.Tensor, ...]) -> bool:
+    """Whether two index maps choose the same positions."""
+    if a is None or len(a) != len(b):
+        return False
+    for x, y in zip(a, b, strict=True):
+        if isinstance(x, slice) or isinstance(y, slice):
+            if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) or x != y:
+                return False
+        elif not torch.equal(x, y):
+            return False
+    return True

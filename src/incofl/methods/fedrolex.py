@@ -1,0 +1,45 @@
+"""FedRolex: HeteroFL with a window of channels that moves on by one in every round.
+
+Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS 2022. In
+round t a level holds the channels (t + j) mod O for j = 0 .. ceil(r O) - 1 of each layer with O channels, so that after
+O rounds every channel has been trained equally often.
+
+1. All levels of a round start at the same channel: a narrower window is the beginning of a wider one.
+2. Layers of one stage move together, and a layer's inputs are its predecessor's outputs in the same order, so residual
+   additions line up, also where the window wraps.
+3. Everything else is as in HeteroFL, whose options apply. In round 0 it is HeteroFL.
+4. A level is evaluated as the sub-model of the current window.
+5. With InCo, updates are mixed in the server's coordinates.
+
+Differences: the released code moves backwards (``rolex.direction = "backward"``); the paper rounds r O down. The code
+weights norm layers and the head by how often a position was updated before; here all clients weigh the same. The code
+evaluates with the statistics of test batches; here they are measured as in HeteroFL.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from incofl.method import Method
+from incofl.methods.heterofl import HeteroFL, HeteroFLServer
+
+
+@dataclass(frozen=True)
+class Rolex:
+    """The config section ``rolex``.
+
+    Attributes:
+        direction: in which the window moves: ``forward`` (the paper) or ``backward`` (its released code).
+    """
+
+    direction: Literal["forward", "backward"] = "forward"
+
+
+fedrolex = Method(
+    "fedrolex",
+    "FedRolex: HeteroFL with a rolling window of channels",
+    HeteroFL(),
+    HeteroFLServer(buffers="static"),
+    extensible=True,
+    split="hetero",
+    window="rolling",
+)

@@ -1,0 +1,111 @@
+"""MOON: a client's features stay near those of the received model and away from its own previous ones.
+
+Li et al., "Model-Contrastive Federated Learning", CVPR 2021. With z the features of an example under the model being
+trained, z_g under the received one and z_p under the client's previous one, the loss is
+
+    cross-entropy + mu * mean of  -log( e^{cos(z, z_g)/T} / (e^{cos(z, z_g)/T} + e^{cos(z, z_p)/T}) )
+
+1. Features are what the model's head (its last linear layer) gets: the pooled features of a ResNet.
+2. The received model is the sub-model of the client's own size, so all features have one length.
+3. Both other models are frozen, in evaluation mode, and without gradients.
+4. A client that trains for the first time has no previous model, and no contrastive term.
+5. A client remembers its last local model, also where a run is interrupted and resumed.
+
+Differences: no projection head (NIID-Bench has none by default, the original has one); mu = 1 and T = 0.5. NIID-Bench
+leaves the frozen models in training mode, and takes a never trained client's initial state for its previous model.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from incofl.client import ClientRule, Local, Trained
+from incofl.errors import ConfigError
+from incofl.layout import Layout
+from incofl.method import Method, ServerRule
+from incofl.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Moon(ClientRule):
+    """The client half: the config section ``moon``.
+
+    Attributes:
+        mu: weight of the contrastive term; 0 is FedAvg.
+        temperature: T.
+    """
+
+    mu: float = 1.0
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.mu >= 0:
+            raise ConfigError(f"moon.mu: got {self.mu}, expected a number >= 0")
+        if not self.temperature > 0:
+            raise ConfigError(f"moon.temperature: got {self.temperature}, expected a number > 0")
+
+    def memory(self, layout: Layout) -> frozenset[str]:
+        """The last local model, buffers included."""
+        return frozenset(layout.axes)
+
+    def check(self, model: nn.Module) -> None:
+        """MOON needs to see features."""
+        if find_head(model) is None:
+            kind = type(model).__name__
+            raise ConfigError(f"method: moon needs a model whose last layer is linear; {kind} has another")
+
+    def begin(self, local: Local) -> None:
+        """The two frozen models, if there is a previous one."""
+        if local.given.memory and self.mu:
+            local.scratch["received"] = frozen(local.model, local.received)
+            local.scratch["previous"] = frozen(local.model, local.given.memory)
+
+    def loss(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy and the contrastive term."""
+        if "previous" not in local.scratch:
+            return super().loss(local, x, y)
+        logits, z = with_features(local.model, x)
+        with torch.no_grad():
+            z_g, z_p = (with_features(local.scratch[which], x)[1] for which in ("received", "previous"))
+        return functional.cross_entropy(logits, y) + self.mu * contrast(z, z_g, z_p, self.temperature)
+
+    def finish(self, local: Local, trained: Trained) -> tuple[Tensors, Tensors]:
+        """Remembers the model as it is now."""
+        return {}, {name: value.detach().clone() for name, value in local.model.state_dict().items()}
+
+
+def contrast(z: Tensor, z_g: Tensor, z_p: Tensor, temperature: float) -> Tensor:
+    """Mean over the batch; log 2 where all three are the same."""
+    near, far = (functional.cosine_similarity(z, other, dim=1) / temperature for other in (z_g, z_p))
+    return functional.softplus(far - near).mean()  # -log(e^near / (e^near + e^far))
+
+
+def find_head(model: nn.Module) -> nn.Linear | None:
+    """The last layer, if it is linear."""
+    layers = [module for module in model.modules() if not list(module.children())]
+    return layers[-1] if layers and isinstance(layers[-1], nn.Linear) else None
+
+
+def with_features(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and what the head got."""
+    seen: list[Tensor] = []
+    head = find_head(model)
+    assert head is not None  # checked before the run
+    handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    logits: Tensor = model(x)
+    handle.remove()
+    return logits, seen[0].flatten(1)
+
+
+def frozen(model: nn.Module, state: Tensors) -> nn.Module:
+    """A copy of a module with other values, for evaluation."""
+    other = copy.deepcopy(model)
+    other.load_state_dict(state)
+    return other.eval().requires_grad_(False)
+
+
+moon = Method("moon", "MOON: each size with itself only", Moon(), ServerRule(separate=True))
+heteromoon = Method("heteromoon", "MOON over slices of one server model", Moon(), extensible=True)

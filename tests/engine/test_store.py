@@ -1,0 +1,134 @@
+"""Client memory: in memory, on disk, and through crashes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import incofl
+from incofl.engine.executor import make_store
+from incofl.engine.federation import Federation
+from incofl.engine.store import ClientStore
+from incofl.errors import RunError
+from incofl.split import WidthSplitter
+from incofl.tensors import Tensors
+from tests.federations import tiny_config, tiny_federation
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return tiny_federation("method=heteroscaffold")
+
+
+def memory(federation: Federation, level: int, value: float) -> Tensors:
+    shapes = federation.slice(level, 0).shapes
+    return {
+        name: torch.full(shape, value) for name, shape in shapes.items() if name in federation.model.layout.parameters
+    }
+
+
+def value_of(store: ClientStore, federation: Federation, client: int, level: int) -> float | None:
+    found = store.get(client, federation.slice(level, 0))
+    return float(found["fc.bias"][0]) if found else None
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.safetensors")}
+
+
+def test_a_client_remembers_its_last_turn(federation: Federation) -> None:
+    store = make_store(federation)
+    assert store.get(3, federation.slice(0, 0)) == {}
+    made = memory(federation, 0, 1.0)
+    store.put(3, 0, 0, made)
+    made["fc.bias"].fill_(9)  # the store has a copy
+    assert value_of(store, federation, 3, 0) == 1.0
+    store.put(3, 0, 4, memory(federation, 0, 2.0))
+    assert value_of(store, federation, 3, 0) == 2.0
+    assert value_of(store, federation, 4, 0) is None
+
+
+def test_beyond_the_limit_on_disk(federation: Federation, tmp_path: Path) -> None:
+    store = ClientStore(federation.model.layout, federation.slice, tmp_path, limit=1)
+    for client in range(4):
+        store.put(client, client % 3, 0, memory(federation, client % 3, float(client)))
+    assert len(store._recent) == 1
+    assert len(files(tmp_path)) == 3
+    assert [value_of(store, federation, client, client % 3) for client in range(4)] == [0, 1, 2, 3]
+    store.save()
+    assert files(tmp_path) == {f"client-{client}-round-0.safetensors" for client in range(4)}
+
+
+def test_a_crash_before_or_after_the_checkpoint(federation: Federation, tmp_path: Path) -> None:
+    """What the checkpoint names is what is there, whichever of the two it is."""
+    store = ClientStore(federation.model.layout, federation.slice, tmp_path)
+    store.put(1, 0, 0, memory(federation, 0, 1.0))
+    store.save()
+    store.saved()
+    checkpoint = dict(store.manifest)
+    store.put(1, 0, 1, memory(federation, 0, 2.0))
+    store.put(2, 0, 1, memory(federation, 0, 3.0))
+    store.save()  # and now it crashes, before the checkpoint
+    assert files(tmp_path) == {f"client-{c}-round-{r}.safetensors" for c, r in ((1, 0), (1, 1), (2, 1))}
+    before = ClientStore(federation.model.layout, federation.slice, tmp_path)
+    later = dict(store.manifest)
+    after = ClientStore(federation.model.layout, federation.slice, tmp_path)
+    after.restore(later)
+    assert [value_of(after, federation, client, 0) for client in (1, 2)] == [2.0, 3.0]
+    assert files(tmp_path) == {"client-1-round-1.safetensors", "client-2-round-1.safetensors"}
+    with pytest.raises(
+        RunError, match=r"client-1-round-0\.safetensors: the memory of a client is missing \(1 in all\)"
+    ):
+        before.restore(checkpoint)
+
+
+def test_going_back(federation: Federation, tmp_path: Path) -> None:
+    store = ClientStore(federation.model.layout, federation.slice, tmp_path)
+    store.put(1, 0, 0, memory(federation, 0, 1.0))
+    store.save()
+    store.saved()
+    checkpoint = dict(store.manifest)
+    store.put(1, 0, 1, memory(federation, 0, 2.0))
+    store.save()
+    again = ClientStore(federation.model.layout, federation.slice, tmp_path)
+    again.restore(checkpoint)
+    assert value_of(again, federation, 1, 0) == 1.0
+    assert files(tmp_path) == {"client-1-round-0.safetensors"}
+
+
+def test_old_memories_are_deleted_once_the_checkpoint_is_there(federation: Federation, tmp_path: Path) -> None:
+    store = ClientStore(federation.model.layout, federation.slice, tmp_path)
+    for round in range(3):
+        store.put(1, 0, round, memory(federation, 0, float(round)))
+        store.save()
+        store.saved()
+    assert files(tmp_path) == {"client-1-round-2.safetensors"}
+
+
+def test_memories_are_in_the_servers_coordinates(federation: Federation) -> None:
+    """A client that held channels 0 and 1 of four, and now holds 1 and 2, remembers 1; the other is 0."""
+    layout = federation.model.layout
+    splitter = WidthSplitter((0.25,), (layout.depth,), "rolling")
+    store = ClientStore(layout, lambda level, round: splitter.slice(layout, level, round))
+    held, now = splitter.slice(layout, 0, 0), splitter.slice(layout, 0, 1)
+    size = held.shapes["bn1.weight"][0]
+    store.put(0, 0, 0, {"bn1.weight": torch.arange(1.0, size + 1)})
+    seen = store.get(0, now)["bn1.weight"]
+    assert seen.tolist() == [*range(2, size + 1), 0]
+    assert store.get(0, splitter.slice(layout, 0, 0))["bn1.weight"].tolist() == list(range(1, size + 1))
+
+
+@pytest.mark.parametrize("damage", ["delete", "truncate"])
+def test_a_missing_or_damaged_file_is_one_clear_line(damage: str, tmp_path: Path) -> None:
+    settings = ["method=heteroscaffold", "data.clients=4", "engine.workers=1"]
+    incofl.run(tiny_config(*settings, "rounds=1"), tmp_path)
+    victim = sorted((tmp_path / "checkpoint" / "clients").iterdir())[0]
+    if damage == "delete":
+        victim.unlink()
+    else:
+        victim.write_bytes(victim.read_bytes()[:100])
+    with pytest.raises(
+        RunError, match=r"client-\d+-round-0.safetensors: the memory of .*(missing|cannot be read)"
+    ) as line:
+        incofl.run(tiny_config(*settings, "rounds=2"), tmp_path, resume=True)
+    assert "\n" not in str(line.value)

@@ -1,0 +1,100 @@
+"""InclusiveFL: what sizes share, and how the larger teach the smaller."""
+
+import pytest
+import torch
+
+from incofl.method import Upload
+from incofl.methods.inclusivefl import InclusiveFL, InclusiveOptions, held_blocks
+from incofl.models import make_model
+from incofl.server import Server
+from incofl.split import make_splitter
+from incofl.tensors import Tensors
+
+MODEL = make_model("resnet26", width=1 / 16)
+SPLITTER = make_splitter(MODEL.layout, "stage", 5)
+SLICES = [SPLITTER.slice(MODEL.layout, level, 0) for level in range(5)]
+RULE = InclusiveFL("samples", precision="float64")
+
+
+def start() -> Server:
+    zero = {name: torch.zeros_like(value) for name, value in MODEL.initial.items()}
+    return RULE.start(Server(MODEL.layout, zero, population={level: (SLICES[level], 20) for level in range(5)}))
+
+
+def upload(level: int, value: float, examples: int = 1) -> Upload:
+    """Every parameter of a block moves by ``value`` times one more than the block's number in its stage."""
+    update: Tensors = {}
+    for name, shape in SLICES[level].shapes.items():
+        if name in MODEL.layout.parameters:
+            block = MODEL.layout.block_of[name]
+            factor = 1 if block is None else int(block[-1]) + 1
+            update[name] = torch.full(shape, value * factor)
+    return Upload(level, level, SLICES[level], update, {}, examples, 1, 0.0)
+
+
+def step(server: Server, *uploads: Upload, rule: InclusiveFL = RULE) -> Server:
+    return server.advance(rule.aggregate(server, [uploads]))
+
+
+def moved(before: Server, after: Server, level: int, name: str) -> float:
+    """By how much all elements of an entry moved."""
+    return only(after.state(level)[name] - before.state(level)[name])
+
+
+def only(value: torch.Tensor) -> float:
+    """The value that all elements have."""
+    assert float(value.max() - value.min()) < 1e-6
+    return float(value.mean())
+
+
+def test_private_parts() -> None:
+    """The deepest block and the head: layer4.0 of ResNet10, layer4.1 of 14 and 18, layer4.2 of 22 and 26."""
+    last = [held_blocks(MODEL.layout, piece)[-1] for piece in SLICES]
+    assert last == ["layer4.0", "layer4.1", "layer4.1", "layer4.2", "layer4.2"]
+    for level, block in enumerate(last):
+        private = RULE.private(MODEL.layout, SLICES[level])
+        assert {name for name in private if name in ("fc.weight", "fc.bias")} == {"fc.weight", "fc.bias"}
+        assert {MODEL.layout.block_of[name] for name in private} == {block, None}
+        assert start().private[level].keys() == private
+
+
+def test_shared_blocks_are_averaged_over_sizes_that_do_not_end_there() -> None:
+    """layer4.1: shared by 22 and 26, private to 14 and 18; stem by all, by examples."""
+    server = step(start(), upload(0, 1.0), upload(1, 2.0), upload(3, 4.0, examples=3), upload(4, 8.0))
+    name = "layer4.1.conv1.weight"
+    assert only(server.shared[name]) == pytest.approx(2 * (3 * 4 + 8) / 4)
+    assert only(server.state(1)[name]) == pytest.approx(2 * 2.0)
+    assert only(server.state(3)[name]) == pytest.approx(2 * (3 * 4 + 8) / 4)
+    assert only(server.shared["conv1.weight"]) == pytest.approx((1 + 2 + 3 * 4 + 8) / 6)
+    assert [server.state(level)["fc.bias"][0].item() for level in range(5)] == [1, 2, 0, 4, 8]
+    assert server.shared["fc.bias"][0].item() == 0
+
+
+def test_momentum_by_hand() -> None:
+    """Round 1: sizes 0 and 1. Round 2: size 0 alone moves its block by 0.2 m + 0.8 g.
+
+    m for layer4.0 is the mean of size 1's layer4.0 (moved by 2) and layer4.1 (moved by 4) where the shapes agree: 3 for
+    conv2, and 2 for conv1, whose shape only layer4.0 has. In round 3 nobody taught in round 2: plain g.
+    """
+    first = step(start(), upload(0, 1.0), upload(1, 2.0))
+    assert only(first.state(0)["layer4.0.conv2.weight"]) == pytest.approx(1.0)
+    second = step(first, upload(0, 1.0))
+    assert moved(first, second, 0, "layer4.0.conv2.weight") == pytest.approx(0.2 * 3 + 0.8 * 1)
+    assert moved(first, second, 0, "layer4.0.conv1.weight") == pytest.approx(0.2 * 2 + 0.8 * 1)
+    assert (second.state(0)["fc.bias"] - first.state(0)["fc.bias"])[0].item() == 1.0
+    third = step(second, upload(0, 1.0))
+    assert moved(second, third, 0, "layer4.0.conv2.weight") == pytest.approx(1.0)
+
+
+def test_without_momentum() -> None:
+    rule = InclusiveFL("samples", precision="float64", options=InclusiveOptions(momentum=False))
+    server = step(step(start(), upload(0, 1.0), upload(1, 2.0), rule=rule), upload(0, 1.0), rule=rule)
+    assert only(server.state(0)["layer4.0.conv2.weight"]) == pytest.approx(2.0)
+    assert server.extra == {}
+
+
+def test_sizes_that_end_in_the_same_block_teach_each_other() -> None:
+    """18 teaches 14: both end in layer4.1."""
+    first = step(start(), upload(1, 1.0), upload(2, 5.0))
+    second = step(first, upload(1, 1.0))
+    assert moved(first, second, 1, "layer4.1.conv2.weight") == pytest.approx(0.2 * 10 + 0.8 * 2)

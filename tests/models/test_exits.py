@@ -1,0 +1,70 @@
+"""ResNets with early exits, and how they are split."""
+
+import pytest
+import torch
+
+from incofl.errors import LayoutError
+from incofl.models import make_model
+from incofl.models.resnet import ExitResNet
+from incofl.split import exit_positions, make_exit_splitter, submodel
+
+# Millions of parameters of the five levels, by the number of convolutions in an exit.
+MILLIONS = {
+    0: (0.37, 0.96, 1.54, 4.52, 17.46),
+    1: (0.44, 1.32, 2.19, 6.59, 21.15),
+    3: (0.58, 2.04, 3.49, 10.74, 28.53),
+}
+
+
+def test_positions() -> None:
+    assert exit_positions(12, 5) == (5, 7, 8, 10, 12)
+    assert exit_positions(4, 3) == (2, 3, 4)
+    assert exit_positions(12, 1) == (12,)
+    with pytest.raises(LayoutError, match=r"split.levels: got 5 levels, expected fewer: the model has only 4 blocks"):
+        exit_positions(4, 5)
+
+
+@pytest.mark.parametrize("convs", [0, 1, 3])
+def test_sizes_of_the_levels(convs: int) -> None:
+    model = make_model("resnet26", exits=5, head_convs=convs)
+    splitter = make_exit_splitter(model.layout)
+    for level, millions in enumerate(MILLIONS[convs]):
+        shapes = splitter.slice(model.layout, level, 0).shapes
+        size = sum(torch.Size(s).numel() for n, s in shapes.items() if n in model.layout.parameters)
+        assert size / 1e6 == pytest.approx(millions, rel=0.03)  # the table rounds widths down
+
+
+def test_the_trunk_starts_as_without_exits() -> None:
+    plain, exits = make_model("resnet26", width=0.125), make_model("resnet26", width=0.125, exits=5)
+    assert all(torch.equal(plain.initial[name], exits.initial[name]) for name in plain.initial)
+    assert plain.layout.shallow == exits.layout.shallow
+    assert plain.layout.first_same_shape == exits.layout.first_same_shape
+
+
+@pytest.mark.parametrize("level", range(5))
+def test_a_level_gives_the_logits_of_its_exits(level: int) -> None:
+    """All of them in training, the last one in evaluation; and no gradient is lost."""
+    model = make_model("resnet26", width=0.125, exits=5, shape=(3, 32, 32))
+    splitter = make_exit_splitter(model.layout)
+    piece = splitter.slice(model.layout, level, 0)
+    module = submodel(model.template, model.layout, piece)
+    module.load_state_dict(piece.take(model.initial))
+    assert isinstance(module, ExitResNet)
+    x = torch.randn(4, 3, 32, 32)
+    exits = module.train()(x)
+    assert [tuple(logits.shape) for logits in exits] == [(4, 10)] * (level + 1)
+    sum(logits.sum() for logits in exits).backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+    assert torch.is_tensor(module.eval()(x))
+
+
+def test_the_largest_level_is_the_whole_model() -> None:
+    model = make_model("tiny-resnet", exits=3, shape=(1, 8, 8))
+    piece = make_exit_splitter(model.layout).slice(model.layout, 2, 0)
+    assert {name: tuple(value.shape) for name, value in model.initial.items()} == dict(piece.shapes)
+
+
+def test_widths_must_fit_the_exits() -> None:
+    model = make_model("tiny-resnet", exits=3, shape=(1, 8, 8))
+    with pytest.raises(LayoutError, match=r"split.levels: got 2 levels, expected 3, one per exit"):
+        make_exit_splitter(model.layout, (0.5, 1.0))
