@@ -47,6 +47,8 @@ def test_compare(incofl: Shell, tmp_path: Path) -> None:
     assert result["seeds"] == [0, 1]
     assert [entry["method"] for entry in result["results"]] == ["heteroavg", "incoavg", "fedprox"]
     assert result["results"][0]["difference"] is None
+    assert len(result["results"][1]["seeds"]) == 2
+    assert result["configs"]["fedprox"]["method"] == "fedprox"
     values = [[row["accuracy"] for row in rows(tmp_path / f"incoavg-s{seed}")] for seed in (0, 1)]
     assert result["results"][1]["last"]["mean"] == pytest.approx((values[0][-1] + values[1][-1]) / 2)  # type: ignore[operator]
     with (tmp_path / "comparison.csv").open() as file:
@@ -67,7 +69,26 @@ def test_side_by_side_is_the_same(incofl: Shell, tmp_path: Path) -> None:
             "compare", *SMALL, "-m", "heteroavg,heteroscaffold", "--seeds", "3", "-o", out, "-j", jobs
         )
         assert (code, err) == (0, "")
-    assert (tmp_path / "1" / "comparison.json").read_text() == (tmp_path / "2" / "comparison.json").read_text()
+    one, two = (json.loads((tmp_path / jobs / "comparison.json").read_text())["results"] for jobs in "12")
+    assert one == two
+
+
+def test_levels_are_named_by_what_they_are(incofl: Shell, tmp_path: Path) -> None:
+    """alllarge has only the last level: its column, and no other."""
+    code, _, _ = incofl("compare", *SMALL, "-m", "heteroavg,alllarge", "--seeds", "0", "-o", tmp_path)
+    assert code == 0
+    with (tmp_path / "comparison.csv").open() as file:
+        large = list(csv.DictReader(file))[1]
+    assert large["level_0_mean"] == ""
+    assert float(large["level_2_mean"]) == float(large["last_ten_mean"])
+
+
+def test_an_impossible_method_is_refused_before_the_first_run(incofl: Shell, tmp_path: Path) -> None:
+    arms = ("-m", "heteroavg,scalefl", "--seeds", "0", "--set", "model.name=tiny-mlp", "--set", "split.kind=auto")
+    code, _, err = incofl("compare", *SMALL, *arms, "-o", tmp_path / "out")
+    assert code == 2
+    assert "expected a model with early exits" in err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,11 @@ def test_config_reference_is_current() -> None:
     assert (ROOT / "docs" / "config.md").read_text() == page, "run: python docs/reference.py"
 
 
+def test_benchmark_tables_are_current() -> None:
+    page = (ROOT / "docs" / "speed.md").read_text()
+    assert runpy.run_path(str(ROOT / "docs" / "tables.py"))["filled"](page) == page, "run: python docs/tables.py"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

@@ -139,8 +139,8 @@ def compare(
         typer.echo("incofl: interrupted; finished rounds are saved, the same command continues", err=True)
         raise typer.Exit(130) from None
     count = len({seed for _, seed in arms})
-    title = f"test accuracy in percent, mean ± standard deviation over {count} seed(s); last ten evaluations"
-    console.print(comparison_table(comparison_lines(results, count), title))
+    title = f"test accuracy in percent, {count} seed(s), mean ± standard deviation; by level: last ten rounds"
+    console.print(comparison_table(comparison_lines(results), title))
     console.print(f"tables and run folders in {out}", soft_wrap=True)
 
 

@@ -132,3 +132,30 @@ def test_a_missing_or_damaged_file_is_one_clear_line(damage: str, tmp_path: Path
     ) as line:
         incofl.run(tiny_config(*settings, "rounds=2"), tmp_path, resume=True)
     assert "\n" not in str(line.value)
+
+
+def test_an_interruption_right_after_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While replaced memories are being deleted: the round counts, and the run goes on from it bit for bit."""
+    settings = ["method=heteroscaffold", "data.clients=4", "rounds=3"]
+    incofl.run(tiny_config(*settings), tmp_path / "whole")
+    original, calls = ClientStore.saved, 0
+
+    def interrupted(store: ClientStore) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        original(store)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClientStore, "saved", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            incofl.run(tiny_config(*settings), tmp_path / "cut")
+    assert (tmp_path / "cut" / "metrics.jsonl").read_text().count("\n") == 2
+    incofl.run(tiny_config(*settings), tmp_path / "cut", resume=True)
+    for name in ("state.safetensors", "clients"):
+        a, b = (tmp_path / run / "checkpoint" / name for run in ("whole", "cut"))
+        paths = sorted(a.iterdir()) if a.is_dir() else [a]
+        for path in paths:
+            assert path.read_bytes() == (b / path.name if a.is_dir() else b).read_bytes()
+    assert files(tmp_path / "whole" / "checkpoint" / "clients") == files(tmp_path / "cut" / "checkpoint" / "clients")

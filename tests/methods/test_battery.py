@@ -1,16 +1,19 @@
 """What holds for every method of the table."""
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 import incofl
-from incofl.config import Config, make_config
+from incofl.config import Config, load_config, make_config
+from incofl.engine.build import build_method, build_model, build_splitter
 from incofl.engine.executor import make_store
 from incofl.errors import ConfigError
 from incofl.methods import METHODS
+from incofl.server import Server
 from incofl.tensors import Tensors, all_finite, clone
 from tests.federations import run_rounds, tiny_config, tiny_federation
 
@@ -41,26 +44,53 @@ def test_all_promised_names_are_there() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_rounds(name: str) -> None:
-    """Finite, what nobody held keeps its bits, and the start is not touched."""
-    federation = tiny_federation(f"method={name}", "local.epochs=1", "moon.mu=1")
-    before = clone(federation.model.initial)
-    servers = run_rounds(federation, 2)
-    assert same(federation.model.initial, before)
-    first, last = servers[0], servers[-1]
-    assert all_finite(last.shared)
-    assert all(all_finite(private) for private in last.private.values())
-    assert all(all_finite(table) for table in last.extra.values())
-    assert last.round == 2
-    held = {
-        name
-        for round in range(2)
-        for job in federation.schedule(round, 4)
-        for name in federation.slice(job.level, round).index
-    }
-    moved = {n for level in federation.levels_in_use for n in before if differs(last.state(level)[n], before[n])}
-    assert moved <= held
-    assert moved & federation.model.layout.parameters
-    assert all(same(first.state(level), servers[0].state(level)) for level in federation.levels_in_use)
+    """Finite; a position that nobody held keeps its bits; and a round leaves what it started from as it was."""
+    federation = tiny_federation(f"method={name}")
+    layout, store, server = federation.model.layout, make_store(federation), federation.start()
+    for round in range(2):
+        before = snapshot(server)
+        after = run_rounds(federation, 1, server=server, store=store)[-1]
+        assert all(same(a, b) for a, b in zip(snapshot(server), before, strict=True))
+        assert all(all_finite(tensors) for tensors in snapshot(after))
+        held = {n: torch.zeros(layout.shapes[n]) for n in layout.parameters}
+        for job in federation.schedule(round, 4):
+            piece = federation.slice(job.level, round)
+            piece.put({n: torch.ones(s) for n, s in piece.shapes.items() if n in held}, held)
+        for level in federation.levels_in_use:
+            for n, mask in held.items():
+                outside = mask == 0
+                assert torch.equal(after.state(level)[n][outside], server.state(level)[n][outside])
+        moved = [n for n in held if any(differs(after.state(v)[n], server.state(v)[n]) for v in after.population)]
+        assert moved
+        server = after
+    assert same(federation.model.initial, federation.start().shared)
+
+
+def snapshot(server: Server) -> list[Tensors]:
+    """All tensors of a server."""
+    return [clone(server.shared), *map(clone, server.private.values()), *map(clone, server.extra.values())]
+
+
+@pytest.mark.parametrize("name", ["incoscaffold", "heteromoon", "heteronova", "heterofl", "fedrolex", "scalefl+inco"])
+def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    """Memories, variates, measured statistics, lengths, moving windows and exits through shared memory."""
+    settings = [f"method={name}", "cohort=6", "data.clients=8", "rounds=3", "aggregate.precision=float64"]
+    for workers in (1, 2):
+        incofl.run(tiny_config(*settings, f"engine.workers={workers}"), tmp_path / str(workers))
+    a, b = ((tmp_path / run / "checkpoint" / "state.safetensors").read_bytes() for run in "12")
+    assert a == b
+    rows = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in "12"]
+    assert [json.loads(row)["accuracy"] for row in rows[0]] == [json.loads(row)["accuracy"] for row in rows[1]]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "+" not in name and not name.startswith("inco")])
+def test_every_method_takes_the_default_model_and_every_preset(name: str) -> None:
+    """Five sizes of ResNet26, on digits and as in the paper's protocols."""
+    for preset in (None, "demo", "paper-cifar10", "paper-fashion-mnist"):
+        config = load_config(preset, [f"method={name}"])
+        model = build_model(config)
+        assert len(build_splitter(config, model).depths) == 5
+        build_method(config).client.check(model.template)
 
 
 def differs(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -88,7 +118,9 @@ def test_differs_from_fedavg(name: str) -> None:
     """In the second round at the latest; at the same sizes and cohorts."""
     method = METHODS[name]
     base = "fedavg" if method.server.separate else "heteroavg"
-    options = ["cohort=6", "data.clients=6", "split.kind=" + method.split, "buffers=per-level"]
+    policy = "average" if method.window != "prefix" else "per-level"
+    options = ["cohort=6", "data.clients=6", f"split.kind={method.split}", f"buffers={policy}"]
+    options += [f"aggregate.weighting={method.server.weighting}"]
     ours = run_rounds(tiny_federation(f"method={name}", *options), 3, cohort=6)[-1]
     theirs = run_rounds(tiny_federation(f"method={base}", *options), 3, cohort=6)[-1]
     level = max(ours.population)

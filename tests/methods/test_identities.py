@@ -71,7 +71,7 @@ def test_alllarge_is_fedavg_of_the_large_level() -> None:
 
 
 def test_allsmall_trains_the_smallest_level_only() -> None:
-    federation = tiny_federation("method=allsmall")
+    federation = tiny_federation("method=allsmall", "split.kind=stage")
     first, last = (run_rounds(federation, 2)[i] for i in (0, -1))
     held = federation.slice(0, 0).index
     for name in first.shared:

@@ -186,11 +186,23 @@ class Config:
             stem=source.stem if self.model.stem == "auto" else self.model.stem,
         )
         split = self.split if self.split.kind != "auto" else dataclasses.replace(self.split, kind=method.split)
-        if method.split == "hetero" and split.kind != "hetero":
+        if method.level == "own" and method.split == "hetero" and split.kind != "hetero":
             raise ConfigError(f"split.kind: got {split.kind!r}, expected 'hetero': {method.name} splits by width")
         aggregate = self.aggregate
         if aggregate.weighting == "auto":
             aggregate = dataclasses.replace(aggregate, weighting=method.server.weighting)
+        buffers = method.server.buffers if self.buffers == "auto" else self.buffers
+        if method.window != "prefix" and buffers == "per-level":
+            raise ConfigError(
+                f"buffers: got 'per-level', expected 'static' or 'average': the window of {method.name} moves"
+            )
+        if isinstance(method.client, Moon) and (self.engine.compile or buffers == "static"):
+            what = (
+                "engine.compile: got true, expected false"
+                if self.engine.compile
+                else "buffers: got 'static', expected another"
+            )
+            raise ConfigError(f"{what}: {method.name} evaluates models while it trains")
         object.__setattr__(self, "method", method.name)
         object.__setattr__(self, "model", model)
         object.__setattr__(self, "split", split)
@@ -198,7 +210,7 @@ class Config:
         if method.exits and self.scalefl.distil_after is None:
             scalefl = dataclasses.replace(self.scalefl, distil_after=self.rounds // 4)
             object.__setattr__(self, "scalefl", scalefl)
-        object.__setattr__(self, "buffers", method.server.buffers if self.buffers == "auto" else self.buffers)
+        object.__setattr__(self, "buffers", buffers)
 
     @property
     def cohort_size(self) -> int:

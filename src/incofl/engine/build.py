@@ -55,6 +55,8 @@ def build_splitter(config: Config, model: Model) -> Splitter:
     method = find_method(config.method)
     if method.exits:
         levels = config.split.levels
+        if config.split.depth != "full":
+            raise ConfigError(f"split.depth: got {config.split.depth!r}, expected none: exits set the depth of a level")
         return make_exit_splitter(model.layout, None if isinstance(levels, int) else check_ratios(levels))
     window = method.window
     if window == "rolling" and config.rolex.direction == "backward":

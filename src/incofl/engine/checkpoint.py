@@ -48,6 +48,14 @@ def save_checkpoint(
         file.write(save({name: value.contiguous() for name, value in tensors.items()}, metadata))
 
 
+def checkpoint_round(path: Path) -> int:
+    """How many rounds the checkpoint has; 0 if there is none."""
+    if not path.exists():
+        return 0
+    with safe_open(path, framework="pt") as file:
+        return int(json.loads(file.metadata()["incofl"])["round"])
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What a checkpoint holds: the server, and which memories of clients belong to it."""

@@ -7,22 +7,20 @@ import csv
 import dataclasses
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
 
 from incofl.config import Config
+from incofl.config.schema import EngineConfig
+from incofl.engine.build import build_method, build_model, build_splitter
 from incofl.engine.checkpoint import atomic_write
-from incofl.engine.records import Row, RunFolder
-from incofl.engine.run import WORKERS, Progress, run
-
-LAST = 10  # evaluations whose mean is taken
+from incofl.engine.records import Row, RunFolder, environment, last_ten
+from incofl.engine.run import Progress, run
 
 # A run of a comparison: method and seed.
 Arm = tuple[str, int]
@@ -74,15 +72,17 @@ class Result:
     Attributes:
         method: its name.
         last: accuracy after the last round, mean over the levels.
-        last_ten: mean of the last ten evaluations.
-        by_level: mean of the last ten evaluations of each level.
+        last_ten: mean over the evaluations in the last ten rounds.
+        by_level: the same for each level that somebody trained.
+        seeds: ``last_ten`` of each seed.
         difference: of ``last_ten`` to the first method's; ``None`` for the first.
     """
 
     method: str
     last: Spread
     last_ten: Spread
-    by_level: list[Spread]
+    by_level: dict[int, Spread]
+    seeds: list[float]
     difference: Difference | None
 
 
@@ -97,6 +97,10 @@ def compare(
         jobs: runs at a time, each in a process of its own with one worker.
         watch: gives whoever watches an arm, where one run at a time is made.
     """
+    for config in configs.values():  # an impossible arm is refused before the first run
+        model = build_model(config)
+        build_splitter(config, model)
+        build_method(config).client.check(model.template)
     if jobs == 1:
         for arm, config in configs.items():
             run(config, folder_of(out, arm), resume=True, progress=watch(arm) if watch else None)
@@ -105,12 +109,8 @@ def compare(
             if watch:
                 watch(arm)
     results = summarise(configs, out)
-    seeds = len({seed for _, seed in configs})
-    for suffix, text in (
-        ("md", as_markdown(results, seeds)),
-        ("csv", as_csv(results)),
-        ("json", as_json(results, configs)),
-    ):
+    tables = {"md": as_markdown(results), "csv": as_csv(results), "json": as_json(results, configs)}
+    for suffix, text in tables.items():
         with atomic_write(out / f"comparison.{suffix}") as file:
             file.write(text.encode())
     return results
@@ -123,26 +123,22 @@ def folder_of(out: Path, arm: Arm) -> Path:
 
 
 def run_side_by_side(configs: Mapping[Arm, Config], out: Path, jobs: int) -> Iterator[Arm]:
-    """Makes several runs at a time, and yields each arm that is finished."""
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _one_worker) as pool:
-        futures = {pool.submit(_run_arm, config.to_dict(), folder_of(out, arm)): arm for arm, config in configs.items()}
-        try:
-            for future in as_completed(futures):
-                future.result()
-                yield futures[future]
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    """Makes several runs at a time, and yields each arm that is finished; an interruption ends them all at once."""
+    tasks = [(arm, dataclasses.replace(config, engine=one_worker(config)), out) for arm, config in configs.items()]
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(_run_arm, tasks)
 
 
-def _one_worker() -> None:
-    os.environ[WORKERS] = "1"
-    import torch
+def one_worker(config: Config) -> EngineConfig:
+    """The engine's options with one worker: runs are made side by side."""
+    return dataclasses.replace(config.engine, workers=1)
 
+
+def _run_arm(task: tuple[Arm, Config, Path]) -> Arm:
+    arm, config, out = task
     torch.set_num_threads(1)
-
-
-def _run_arm(config: dict[str, Any], folder: Path) -> None:
-    run(config, folder, resume=True)
+    run(config, folder_of(out, arm), resume=True)
+    return arm
 
 
 def summarise(configs: Mapping[Arm, Config], out: Path) -> list[Result]:
@@ -154,26 +150,24 @@ def summarise(configs: Mapping[Arm, Config], out: Path) -> list[Result]:
     def over_seeds(method: str, value: Callable[[list[Row]], float]) -> list[float]:
         return [value(rows[method, seed]) for seed in seeds]
 
-    def last_ten(evaluated: list[Row]) -> float:
-        return float(np.mean([row["accuracy"] for row in evaluated[-LAST:]]))
+    def tail(evaluated: list[Row]) -> float:
+        return float(np.mean([row["accuracy"] for row in last_ten(evaluated)]))
+
+    def tail_of(position: int) -> Callable[[list[Row]], float]:
+        return lambda evaluated: float(np.mean([r["accuracy_by_level"][position] for r in last_ten(evaluated)]))
 
     results = []
-    reference = over_seeds(methods[0], last_ten)
+    reference = over_seeds(methods[0], tail)
     for method in methods:
-        values = over_seeds(method, last_ten)
-        levels = len(rows[method, seeds[0]][-1]["accuracy_by_level"])
-        by_level = [
-            Spread.of(
-                over_seeds(method, lambda r, at=at: float(np.mean([x["accuracy_by_level"][at] for x in r[-LAST:]])))  # type: ignore[misc]
-            )
-            for at in range(levels)
-        ]
+        values = over_seeds(method, tail)
+        summary = json.loads(RunFolder(folder_of(out, (method, seeds[0]))).summary.read_text())
         results.append(
             Result(
                 method,
                 Spread.of(over_seeds(method, lambda evaluated: float(evaluated[-1]["accuracy"]))),
                 Spread.of(values),
-                by_level,
+                {level: Spread.of(over_seeds(method, tail_of(at))) for at, level in enumerate(summary["levels"])},
+                values,
                 None if method == methods[0] else Difference.of(values, reference),
             )
         )
@@ -184,29 +178,30 @@ def _evaluated(out: Path, arm: Arm) -> list[Row]:
     return [row for row in RunFolder(folder_of(out, arm)).rows() if row["accuracy"] is not None]
 
 
-def headings(results: Sequence[Result]) -> list[str]:
-    """The columns of the table."""
-    levels = max(len(result.by_level) for result in results)
-    return [
-        "method",
-        "last round",
-        "last ten",
-        *(f"level {level}" for level in range(levels)),
-        f"minus {results[0].method} [95 %]",
-        "wins",
+def levels_of(results: Sequence[Result]) -> list[int]:
+    """All levels that some method trained."""
+    return sorted({level for result in results for level in result.by_level})
+
+
+def table(results: Sequence[Result]) -> list[list[str]]:
+    """All lines in percent, the headings first."""
+    levels = levels_of(results)
+    lines = [
+        [
+            *("method", "last round", "last ten"),
+            *(f"level {level}" for level in levels),
+            *(f"minus {results[0].method} [95 %]", "wins"),
+        ]
     ]
-
-
-def cells(result: Result, levels: int, seeds: int) -> list[str]:
-    """A line of the table, in percent."""
-    by_level = [percent(spread) for spread in result.by_level]
-    difference, wins = "", ""
-    if result.difference is not None:
-        gap = result.difference
-        interval = "" if gap.half_width is None else f" ± {100 * gap.half_width:.1f}"
-        difference, wins = f"{100 * gap.mean:+.1f}{interval}", f"{gap.wins} of {seeds}"
-    blank = [""] * (levels - len(by_level))
-    return [result.method, percent(result.last), percent(result.last_ten), *by_level, *blank, difference, wins]
+    for result in results:
+        by_level = [percent(result.by_level[level]) if level in result.by_level else "" for level in levels]
+        difference, wins = "", ""
+        if result.difference is not None:
+            gap = result.difference
+            interval = "" if gap.half_width is None else f" ± {100 * gap.half_width:.1f}"
+            difference, wins = f"{100 * gap.mean:+.1f}{interval}", f"{gap.wins} of {len(result.seeds)}"
+        lines.append([result.method, percent(result.last), percent(result.last_ten), *by_level, difference, wins])
+    return lines
 
 
 def percent(spread: Spread) -> str:
@@ -215,36 +210,35 @@ def percent(spread: Spread) -> str:
     return f"{100 * spread.mean:.1f}{deviation}"
 
 
-def table(results: Sequence[Result], seeds: int) -> list[list[str]]:
-    """All lines, the headings first."""
-    levels = max(len(result.by_level) for result in results)
-    return [headings(results), *(cells(result, levels, seeds) for result in results)]
-
-
-def as_markdown(results: Sequence[Result], seeds: int) -> str:
+def as_markdown(results: Sequence[Result]) -> str:
     """The table in Markdown."""
-    head, *lines = table(results, seeds)
+    head, *lines = table(results)
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *lines))
 
 
 def as_csv(results: Sequence[Result]) -> str:
     """Plain numbers, a line per method."""
-    levels = max(len(result.by_level) for result in results)
+    levels = levels_of(results)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    spreads = ["last", "last_ten", *(f"level_{level}" for level in range(levels))]
+    spreads = ["last", "last_ten", *(f"level_{level}" for level in levels)]
     writer.writerow(
         ["method", *(f"{s}_{what}" for s in spreads for what in ("mean", "sd")), "difference", "half_width_95", "wins"]
     )
     for result in results:
-        numbers = [n for s in (result.last, result.last_ten, *result.by_level) for n in (s.mean, s.deviation)]
-        numbers += [None] * (2 * (levels - len(result.by_level)))
+        parts = [result.last, result.last_ten, *(result.by_level.get(level) for level in levels)]
+        numbers = [n for part in parts for n in ((part.mean, part.deviation) if part else (None, None))]
         gap = result.difference
         writer.writerow([result.method, *numbers, *([gap.mean, gap.half_width, gap.wins] if gap else [None] * 3)])
     return text.getvalue()
 
 
 def as_json(results: Sequence[Result], configs: Mapping[Arm, Config]) -> str:
-    """Everything, with the seeds."""
-    seeds = list(dict.fromkeys(seed for _, seed in configs))
-    return json.dumps({"seeds": seeds, "results": [dataclasses.asdict(result) for result in results]}, indent=2) + "\n"
+    """Everything, with each seed's value, the configs and the commit."""
+    document = {
+        "seeds": list(dict.fromkeys(seed for _, seed in configs)),
+        "results": [dataclasses.asdict(result) for result in results],
+        "configs": {method: config.to_dict() for (method, _), config in reversed(configs.items())},
+        "environment": environment(),
+    }
+    return json.dumps(document, indent=2) + "\n"

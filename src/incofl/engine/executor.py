@@ -113,7 +113,7 @@ def in_server_coordinates(federation: Federation, server: Server, parts: dict[in
     """Entries of the levels' sub-models as the server has them; where a level holds nothing, the server's values."""
     full: dict[int, Tensors] = {}
     for level, part in parts.items():
-        piece, state = federation.slice(level, server.round), server.state(level)
+        piece, state = federation.current_slice(level, server), server.state(level)
         full[level] = clone({name: state[name] for name in part})
         piece.write(part, full[level])
     return full

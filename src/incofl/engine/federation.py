@@ -132,6 +132,10 @@ class Federation:
             self._slices[key] = self.splitter.slice(self.model.layout, level, round)
         return self._slices[key]
 
+    def current_slice(self, level: int, server: Server) -> Slice:
+        """What a level held in the last finished round: what is evaluated."""
+        return self.slice(level, max(server.round - 1, 0))
+
     @cached_property
     def _slices(self) -> dict[tuple[int, int], Slice]:
         return {}

@@ -30,7 +30,7 @@ def load_model(folder: str | Path, level: int = -1) -> nn.Module:
     if not -levels <= level < levels:
         raise ConfigError(f"level: got {level}, expected 0 to {levels - 1}, or -1 for the largest")
     server = load_checkpoint(records.checkpoint, Server(model.layout, model.initial)).server
-    piece = splitter.slice(model.layout, level % levels, server.round)
+    piece = splitter.slice(model.layout, level % levels, max(server.round - 1, 0))
     module = submodel(model.template, model.layout, piece)
     module.load_state_dict(piece.take(server.state(level % levels)))
     return module.eval()

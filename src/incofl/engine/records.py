@@ -176,11 +176,16 @@ def _difference(theirs: Config, ours: Config) -> str:
     return f"{key} is {a.get(key)!r} there, {b[key]!r} here"
 
 
+def last_ten(evaluated: list[Row]) -> list[Row]:
+    """The evaluations in the last ten rounds, at least the last one."""
+    return [row for row in evaluated if row["round"] > evaluated[-1]["round"] - 10]
+
+
 def summarise(rows: list[Row], config: Config, levels: list[int], status: str) -> dict[str, Any]:
-    """The result of a run: last round, mean of the last ten evaluated rounds, totals."""
+    """The result of a run: last round, mean of the evaluations in the last ten rounds, totals."""
     evaluated = [row for row in rows if row["accuracy"] is not None]
     last = evaluated[-1] if evaluated else None
-    tail = evaluated[-10:]
+    tail = last_ten(evaluated)
     return {
         "status": status,
         "method": config.method,

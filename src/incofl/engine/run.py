@@ -12,7 +12,7 @@ import numpy as np
 from incofl.client import Score
 from incofl.config import Config, make_config
 from incofl.engine.build import build
-from incofl.engine.checkpoint import Identity, load_checkpoint, save_checkpoint, write_json
+from incofl.engine.checkpoint import Identity, checkpoint_round, load_checkpoint, save_checkpoint, write_json
 from incofl.engine.executor import Executor, InProcess, make_store
 from incofl.engine.federation import Federation
 from incofl.engine.memory import keep_freed_memory
@@ -94,6 +94,8 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
         checkpoint = load_checkpoint(folder.checkpoint, server, identity)
         server = checkpoint.server
         store.restore(checkpoint.memories)
+    else:
+        store.restore({})
     if server.round > config.rounds:
         raise ConfigError(
             f"rounds: got {config.rounds}, expected at least {server.round}: so many are finished already"
@@ -123,7 +125,8 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
         status = "done"
     finally:
         executor.close()
-        folder.keep_rows(len(rows))  # an interruption may have come between a record and its checkpoint
+        # An interruption may have come between a record and its checkpoint, or right after that.
+        rows = folder.keep_rows(checkpoint_round(folder.checkpoint))
         summary = summarise(rows, config, federation.levels_in_use, status)
         write_json(folder.summary, summary)
         if trace.on:

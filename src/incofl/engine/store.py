@@ -46,7 +46,7 @@ class ClientStore:
     def get(self, client: int, piece: Slice) -> Tensors:
         """What a client remembers, in the coordinates of ``piece``; empty if it has not had a turn yet.
 
-        Where it held other positions than now, it remembers 0.
+        Where it held other channels of a tensor than now, it remembers 0.
         """
         if client not in self.manifest:
             return {}
@@ -100,7 +100,7 @@ class ClientStore:
                 "continued without it: restore the file, or start again with another --out"
             )
         if self._folder.is_dir():
-            for path in self._folder.glob("*.safetensors"):
+            for path in self._folder.iterdir():
                 if path not in expected:
                     path.unlink()
 

@@ -20,6 +20,7 @@ from incofl.split import submodel
 from incofl.tensors import Tensors
 
 MEASURED = 5_000  # training images on which static batch-norm statistics are measured
+MEASURED_BATCH = 500
 EVAL_CHUNK = 2_000  # test examples of one evaluation job: small enough to spread, large enough to be worth a message
 
 
@@ -72,7 +73,7 @@ class Worker:
     def evaluate(self, server: Server, job: EvalJob) -> Score:
         """The score of a level's sub-model on a part of the test set."""
         f = self._federation
-        state = self._on_device(f.slice(job.level, server.round).look(server.state(job.level)))
+        state = self._on_device(f.current_slice(job.level, server).look(server.state(job.level)))
         test, end = f.data.test, job.start + EVAL_CHUNK
         part = Images(test.x[job.start : end], test.y[job.start : end])
         batches = ((self._input(x), y.to(f.device)) for x, y in eval_batches(part, f.data.pipeline))
@@ -83,11 +84,11 @@ class Worker:
     def measure(self, server: Server, job: MeasureJob) -> Tensors:
         """Batch-norm statistics of a level's sub-model on a fixed sample of the training images."""
         f = self._federation
-        state = self._on_device(f.slice(job.level, server.round).take(server.state(job.level)))
+        state = self._on_device(f.current_slice(job.level, server).look(server.state(job.level)))
         images = f.data.train
         chosen = torch.randperm(len(images), generator=torch_rng(f.seed, Purpose.MEASURING, 0))[:MEASURED]
-        sample = Images(images.x[chosen], images.y[chosen])
-        batches = (self._input(x) for x, _ in eval_batches(sample, f.data.pipeline))
+        parts = chosen.tensor_split(-(-len(chosen) // MEASURED_BATCH))  # of equal weight, so of equal size
+        batches = (self._input(f.data.pipeline.test(images.x[part])) for part in parts)
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
             return measure_buffers(self._module(job.level, server.round), state, batches)
 

@@ -60,7 +60,8 @@ class Mixing:
     def inner(self, a: Tensor, *others: Tensor) -> list[Tensor]:
         """<a, b> for each b, per unit: a kernel of a convolution weight by itself, any other tensor as a whole."""
         if self.granularity == "tensor" or a.dim() <= 2:
-            return [(a * b).sum().view([1] * a.dim()) for b in others]
+            # Row by row first: the sum of a whole tensor depends on how many threads share it.
+            return [(a * b).reshape(len(a), -1).sum(1).sum().view([1] * a.dim()) for b in others]
         # (out, in, kh, kw): one unit per (out, in) pair. Position by position, there is no product as large as a layer.
         totals = [torch.zeros(a.shape[:2], dtype=a.dtype, device=a.device) for _ in others]
         for x, *ys in zip(*(t.flatten(2).unbind(2) for t in (a, *others)), strict=True):

@@ -9,13 +9,13 @@ forms that the InCo paper (Chan et al., ICLR 2024) compares:
 - ``allsmall`` and ``alllarge``: everybody trains the smallest, or the largest, level: what one does without splitting.
 
 Differences: clients weigh equally by default, as in the paper's released code (``aggregate.weighting = "samples"`` for
-McMahan's rule); batch-norm statistics follow the ``buffers`` policy. The paper's AllSmall is the narrowest model of
-hetero splitting: use it with ``split.kind = "hetero"``.
+McMahan's rule); batch-norm statistics follow the ``buffers`` policy. AllSmall is, as in the paper, the narrowest model
+of hetero splitting unless ``split.kind`` says otherwise.
 """
 
 from incofl.method import Method, ServerRule
 
 fedavg = Method("fedavg", "FedAvg: each size is averaged with itself only", server=ServerRule(separate=True))
 heteroavg = Method("heteroavg", "FedAvg over slices of one server model", extensible=True)
-allsmall = Method("allsmall", "FedAvg where everybody trains the smallest size", level="smallest")
+allsmall = Method("allsmall", "FedAvg where everybody trains the smallest size", level="smallest", split="hetero")
 alllarge = Method("alllarge", "FedAvg where everybody trains the largest size", level="largest")

@@ -8,7 +8,7 @@ O rounds every channel has been trained equally often.
 2. Layers of one stage move together, and a layer's inputs are its predecessor's outputs in the same order, so residual
    additions line up, also where the window wraps.
 3. Everything else is as in HeteroFL, whose options apply. In round 0 it is HeteroFL.
-4. A level is evaluated as the sub-model of the current window.
+4. A level is evaluated as the sub-model of the window that it has just trained.
 5. With InCo, updates are mixed in the server's coordinates.
 
 Differences: the released code moves backwards (``rolex.direction = "backward"``); the paper rounds r O down. The code

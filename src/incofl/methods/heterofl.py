@@ -19,6 +19,7 @@ statistics on all training images (here on 5,000 drawn by the seed). "Has" means
 """
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -30,7 +31,6 @@ from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.method import Method, ServerRule, Upload
 from incofl.split import Slice
-from incofl.tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ class HeteroFLServer(ServerRule):
         return dataclasses.replace(upload, slice=Slice(index, shapes), update=update)
 
 
-def class_dimensions(layout: Layout, tensors: Tensors) -> dict[str, int]:
+def class_dimensions(layout: Layout, names: Iterable[str]) -> dict[str, int]:
     """The entries that have a row per class, and which dimension that is."""
     found = {}
-    for name in tensors:
+    for name in names:
         for dim, axis in enumerate(layout.axes[name]):
             if axis is not None and axis.name == "classes":
                 found[name] = dim

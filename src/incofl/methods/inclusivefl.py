@@ -58,6 +58,8 @@ class InclusiveFL(ServerRule):
 
     def start(self, server: Server) -> Server:
         """Every size begins with a copy of its own of what it does not share."""
+        for level in server.population:
+            self._lesson(server, level)  # refuses sizes that cannot teach each other
         private = {
             level: clone({name: server.shared[name] for name in self.private(server.layout, piece)})
             for level, (piece, _) in server.population.items()
@@ -67,11 +69,13 @@ class InclusiveFL(ServerRule):
     def private(self, layout: Layout, piece: Slice) -> frozenset[str]:
         """The last block that a slice holds, and the head."""
         last = held_blocks(layout, piece)[-1]
-        head = class_dimensions(layout, dict.fromkeys(piece.index, torch.empty(0)))
+        head = class_dimensions(layout, piece.index)
         return frozenset(name for name in piece.index if layout.block_of[name] == last or name in head)
 
     def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
         """As usual, and besides the mean updates of the blocks that teach, by size."""
+        if not self.options.momentum:
+            return super().aggregate(server, arrivals)
         layout = server.layout
         sums: dict[int, ChangeSum] = {}
         teaching = {level: self._lesson(server, level) for level in server.population}
@@ -85,8 +89,6 @@ class InclusiveFL(ServerRule):
                 yield uploads
 
         changes = super().aggregate(server, watched())
-        if not self.options.momentum:
-            return changes
         lessons = {level: total.mean().update for level, total in sums.items()}
         return dataclasses.replace(
             changes,
@@ -100,7 +102,12 @@ class InclusiveFL(ServerRule):
         if smaller is None:
             return frozenset()
         blocks = held_blocks(layout, server.population[level][0])
-        first = blocks.index(held_blocks(layout, server.population[smaller][0])[-1])
+        last = held_blocks(layout, server.population[smaller][0])[-1]
+        if last not in blocks:
+            raise ConfigError(
+                f"split.levels: level {level} lacks {last!r}, the last block of level {smaller}, whom it teaches"
+            )
+        first = blocks.index(last)
         return frozenset(name for name in layout.parameters if layout.block_of[name] in blocks[first:])
 
     def _momenta(self, server: Server, lessons: Mapping[int, Covered]) -> dict[str, Tensors]:
@@ -132,7 +139,7 @@ class InclusiveFL(ServerRule):
             name: beta * momentum[name] + (1 - beta) * value if name in momentum else value
             for name, value in change.update.values.items()
         }
-        return Change(Covered(values, change.update.weight), change.buffers)
+        return change.with_update(values)
 
 
 def held_blocks(layout: Layout, piece: Slice) -> list[str]:

@@ -111,7 +111,7 @@ class ScaffoldServer(ServerRule):
             for name, value in mean.values.items():
                 having = [(piece, float(count)) for piece, count in holders if name in piece.index]
                 population = spread(server.layout, name, having).clamp(min=1).to(value.dtype)
-                c[name] = c[name] + value * (mean.weight[name] / population)
+                c[name] = c[name] + value * (mean.weight[name] / population).to(value.dtype)
             new[table(group)] = c
         return new
 

@@ -143,11 +143,17 @@ class ExitResNet(ResNet):
             x = block(x)
             if number in self.positions[:-1]:
                 head = self.exits[self.positions.index(number)]
-                if not isinstance(head, nn.Identity):
+                if not isinstance(head, nn.Identity) and (self.training or number == self.last_exit):
                     logits.append(head(x))
         if not isinstance(self.fc, nn.Identity):
             logits.append(self.fc(x.mean((2, 3))))
         return logits if self.training else logits[-1]
+
+    @property
+    def last_exit(self) -> int:
+        """After which block the last exit is that this module holds."""
+        heads = [*self.exits, self.fc]
+        return max(at for at, head in zip(self.positions, heads, strict=True) if not isinstance(head, nn.Identity))
 
 
 def resnet_layout(model: ResNet) -> Layout:

@@ -50,7 +50,11 @@ def make_exit_splitter(layout: Layout, ratios: tuple[float, ...] | None = None) 
     ratios = exit_ratios(len(layout.exits)) if ratios is None else ratios
     if len(ratios) != len(layout.exits):
         raise LayoutError(f"split.levels: got {len(ratios)} levels, expected {len(layout.exits)}, one per exit")
-    return ExitSplitter(ratios, tuple(_depth(layout, blocks) for blocks in layout.exits.values()))
+    splitter = ExitSplitter(ratios, tuple(_depth(layout, blocks) for blocks in layout.exits.values()))
+    sizes = [splitter.slice(layout, level, 0).num_elements for level in range(len(ratios))]
+    if sizes != sorted(sizes):
+        raise LayoutError(f"split.levels: got sizes {sizes} in scalars, expected the levels from small to large")
+    return splitter
 
 
 def _depth(layout: Layout, blocks: int) -> Depth:

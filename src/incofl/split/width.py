@@ -26,6 +26,8 @@ def kept(size: int, ratio: float) -> int:
 def kept_channels(size: int, ratio: float, start: int = 0) -> Index:
     """``ceil(ratio * size)`` neighbouring channels from ``start`` on, wrapping at the end."""
     width = kept(size, ratio)
+    if width == size:
+        return slice(None)
     start %= size
     if start + width <= size:
         return slice(start, start + width)
