@@ -191,6 +191,9 @@ def test_options_round_trip_and_arrive(setting: str) -> None:
         (["rolex.direction=up"], "rolex.direction: got 'up', expected 'forward' or 'backward'"),
         (["scalefl.gamma=-1"], "scalefl.gamma: got -1.0, expected a number >= 0"),
         (["scalefl.head_convs=10"], "scalefl.head_convs: got 10, expected a whole number from 0 to 9"),
+        (["method=fedrolex", "buffers=per-level"], "buffers: got 'per-level', expected 'static' or 'average'"),
+        (["method=heteromoon", "buffers=static"], "buffers: got 'static', expected another"),
+        (["method=moon", "engine.compile=true"], "engine.compile: got true, expected false"),
         (["inclusive.beta=1.5"], "inclusive.beta: got 1.5, expected a number in [0, 1]"),
         (
             ["method=heterofl", "split.kind=stage"],

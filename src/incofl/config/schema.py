@@ -194,15 +194,14 @@ class Config:
         buffers = method.server.buffers if self.buffers == "auto" else self.buffers
         if method.window != "prefix" and buffers == "per-level":
             raise ConfigError(
-                f"buffers: got 'per-level', expected 'static' or 'average': the window of {method.name} moves"
+                f"buffers: got 'per-level', expected 'static' or 'average': {method.name} moves its window"
             )
-        if isinstance(method.client, Moon) and (self.engine.compile or buffers == "static"):
-            what = (
-                "engine.compile: got true, expected false"
-                if self.engine.compile
-                else "buffers: got 'static', expected another"
+        if isinstance(method.client, Moon) and buffers == "static":
+            raise ConfigError(
+                f"buffers: got 'static', expected another: {method.name} evaluates models while it trains"
             )
-            raise ConfigError(f"{what}: {method.name} evaluates models while it trains")
+        if isinstance(method.client, Moon) and self.engine.compile:
+            raise ConfigError(f"engine.compile: got true, expected false: {method.name} looks into the model")
         object.__setattr__(self, "method", method.name)
         object.__setattr__(self, "model", model)
         object.__setattr__(self, "split", split)
