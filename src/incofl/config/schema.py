@@ -193,13 +193,9 @@ class Config:
             aggregate = dataclasses.replace(aggregate, weighting=method.server.weighting)
         buffers = method.server.buffers if self.buffers == "auto" else self.buffers
         if method.window != "prefix" and buffers == "per-level":
-            raise ConfigError(
-                f"buffers: got 'per-level', expected 'static' or 'average': {method.name} moves its window"
-            )
+            raise ConfigError(f"buffers: got 'per-level', expected 'static' or 'average': {method.name} moves a window")
         if isinstance(method.client, Moon) and buffers == "static":
-            raise ConfigError(
-                f"buffers: got 'static', expected another: {method.name} evaluates models while it trains"
-            )
+            raise ConfigError(f"buffers: got 'static', expected another: {method.name} evaluates while it trains")
         if isinstance(method.client, Moon) and self.engine.compile:
             raise ConfigError(f"engine.compile: got true, expected false: {method.name} looks into the model")
         object.__setattr__(self, "method", method.name)

@@ -104,9 +104,7 @@ class InclusiveFL(ServerRule):
         blocks = held_blocks(layout, server.population[level][0])
         last = held_blocks(layout, server.population[smaller][0])[-1]
         if last not in blocks:
-            raise ConfigError(
-                f"split.levels: level {level} lacks {last!r}, the last block of level {smaller}; it teaches it"
-            )
+            raise ConfigError(f"split.levels: level {level} lacks {last!r}, which level {smaller} should learn from it")
         first = blocks.index(last)
         return frozenset(name for name in layout.parameters if layout.block_of[name] in blocks[first:])
 
