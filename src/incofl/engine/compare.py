@@ -238,7 +238,7 @@ def as_json(results: Sequence[Result], configs: Mapping[Arm, Config]) -> str:
     document = {
         "seeds": list(dict.fromkeys(seed for _, seed in configs)),
         "results": [dataclasses.asdict(result) for result in results],
-        "configs": {method: config.to_dict() for (method, _), config in reversed(configs.items())},
+        "configs": {method: config.to_dict() for (method, _), config in list(configs.items())[::-1]},
         "environment": environment(),
     }
     return json.dumps(document, indent=2) + "\n"
