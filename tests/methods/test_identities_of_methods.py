@@ -257,6 +257,10 @@ class TestScaleFL:
         alone = last.detach().clone().requires_grad_()
         (2 * functional.cross_entropy(alone, y) / 3).backward()  # type: ignore[no-untyped-call]
         torch.testing.assert_close(last.grad, alone.grad)
+        trained = last.detach().clone().requires_grad_()
+        weighted_loss([first, trained], y, 10.0, 3.0, train_teacher=True).backward()  # type: ignore[no-untyped-call]
+        assert trained.grad is not None
+        assert not torch.allclose(trained.grad, alone.grad)  # type: ignore[arg-type]
 
     def test_distillation_starts_late(self) -> None:
         same = ["method=scalefl", "scalefl.distil_after=1"]

@@ -1,5 +1,7 @@
 """Methods on parabolas, against closed forms: what Scaffold and FedNova are for, and that FedAvg needs them."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -160,3 +162,18 @@ def test_the_proximal_term_vanishes_in_the_first_step() -> None:
     free = Problem(one_step, on_parabola(ClientRule)(), ServerRule(**FLOAT64), 0.1)  # type: ignore[arg-type]
     assert near.round() == free.round()
     assert torch.get_default_dtype() == torch.float64
+
+
+def test_a_global_population_shrinks_the_variate() -> None:
+    """One client holds w, three of another level do not: c is the client's variate, or a quarter of it."""
+    from incofl.methods.scaffold import Scaffold as Options
+
+    clients = [Client(1.0, 2.0, 1)]
+    for population, expected in (("holders", -2.0), ("all", -0.5)):
+        rule = ScaffoldServer(precision="float64", options=Options(population=population))  # type: ignore[arg-type]
+        problem = Problem(clients, on_parabola(Scaffold)(), rule, 0.1)
+        piece, count = problem.server.population[0]
+        empty = dataclasses.replace(piece, index={}, shapes={})
+        problem.server = dataclasses.replace(problem.server, population={0: (piece, count), 1: (empty, 3)})
+        problem.round()
+        assert float(problem.server.extra["variate"]["w"]) == pytest.approx(expected, abs=1e-12)

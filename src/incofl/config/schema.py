@@ -29,7 +29,7 @@ from incofl.split import Kind
 
 Count = Annotated[int, Ge(1)]
 # Keys that may change when a run is resumed, for they cannot change its results.
-UNBOUND = frozenset({"rounds", "data.root", "engine.workers", "engine.trace"})
+UNBOUND = frozenset({"rounds", "data.root", "engine.workers", "engine.trace", "engine.client_memory"})
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,14 @@ class EngineConfig:
         compile: train with ``torch.compile``: faster steps, after a minute or so for each level at the start of every
             process; needs a C++ compiler.
         trace: write a timeline of the run, ``trace.json``, for Perfetto or chrome://tracing.
+        client_memory: bytes of what clients remember that are kept in memory; the rest is on disk.
     """
 
     workers: Count | Literal["auto"] = "auto"
     device: str = "cpu"
     compile: bool = False
     trace: bool = False
+    client_memory: Count = 2**30
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,11 @@ class EvalConfig:
 
     Attributes:
         every: evaluate after every so many rounds; the last round always is.
+        measured: training images, drawn by the seed, on which static batch-norm statistics are measured.
     """
 
     every: Count = 1
+    measured: Count = 5000
 
 
 @dataclass(frozen=True)

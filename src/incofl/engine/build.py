@@ -160,4 +160,5 @@ def build(config: Config, partition: list[Tensor] | None = None) -> Federation:
         seed=config.seed,
         device=config.engine.device,
         compile=config.engine.compile,
+        measured=config.eval.measured,
     )

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from incofl.client import Score, Trained
 from incofl.engine.federation import Federation, Job
-from incofl.engine.store import ClientStore
+from incofl.engine.store import LIMIT, ClientStore
 from incofl.engine.trace import Trace
 from incofl.engine.worker import EVAL_CHUNK, EvalJob, MeasureJob, Worker
 from incofl.method import Upload
@@ -104,9 +104,9 @@ def make_upload(federation: Federation, job: Job, trained: Trained) -> Upload:
     )
 
 
-def make_store(federation: Federation, folder: Path | None = None) -> ClientStore:
+def make_store(federation: Federation, folder: Path | None = None, limit: int = LIMIT) -> ClientStore:
     """A store for the memory of a federation's clients."""
-    return ClientStore(federation.model.layout, federation.slice, folder)
+    return ClientStore(federation.model.layout, federation.slice, folder, limit)
 
 
 def in_server_coordinates(federation: Federation, server: Server, parts: dict[int, Tensors]) -> dict[int, Tensors]:

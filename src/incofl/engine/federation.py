@@ -75,6 +75,7 @@ class Federation:
         seed: of every random stream.
         device: where clients compute.
         compile: whether they train compiled models.
+        measured: training images on which static batch-norm statistics are measured.
     """
 
     model: Model
@@ -87,6 +88,7 @@ class Federation:
     seed: int = 0
     device: str = "cpu"
     compile: bool = False
+    measured: int = 5000
 
     @cached_property
     def costs(self) -> list[Cost]:

@@ -89,7 +89,7 @@ def run(
 
 def _run(config: Config, federation: Federation, folder: RunFolder, progress: Progress) -> dict[str, Any]:
     identity = Identity(config.digest(), federation.data.fingerprint())
-    server, store = federation.start(), make_store(federation, folder.memories)
+    server, store = federation.start(), make_store(federation, folder.memories, config.engine.client_memory)
     if folder.checkpoint.exists():
         checkpoint = load_checkpoint(folder.checkpoint, server, identity)
         server = checkpoint.server

@@ -19,7 +19,6 @@ from incofl.server import Server
 from incofl.split import submodel
 from incofl.tensors import Tensors
 
-MEASURED = 5_000  # training images on which static batch-norm statistics are measured
 MEASURED_BATCH = 500
 EVAL_CHUNK = 2_000  # test examples of one evaluation job: small enough to spread, large enough to be worth a message
 
@@ -86,7 +85,7 @@ class Worker:
         f = self._federation
         state = self._on_device(f.current_slice(job.level, server).look(server.state(job.level)))
         images = f.data.train
-        chosen = torch.randperm(len(images), generator=torch_rng(f.seed, Purpose.MEASURING, 0))[:MEASURED]
+        chosen = torch.randperm(len(images), generator=torch_rng(f.seed, Purpose.MEASURING, 0))[: f.measured]
         parts = chosen.tensor_split(-(-len(chosen) // MEASURED_BATCH))  # of equal weight, so of equal size
         batches = (self._input(f.data.pipeline.test(images.x[part])) for part in parts)
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():

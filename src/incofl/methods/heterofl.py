@@ -15,7 +15,8 @@ position over the clients that hold it.
 
 Differences: the original network is a pre-activation ResNet18 with another stem; here it is the configured model. The
 original clips the gradient's norm at 1 (``heterofl.clip``, off here as in the comparison with InCo), and measures the
-statistics on all training images (here on 5,000 drawn by the seed). "Has" means at least one example.
+statistics on all training images (here on ``eval.measured`` of them, drawn by the seed). "Has" means at least one
+example.
 """
 
 import dataclasses

@@ -16,11 +16,12 @@ The client uploads c_i+ - c_i besides its update; the server adds their sum over
 5. With InCo, weights are mixed and variates are not.
 
 Differences: NIID-Bench and ports of it start the variates at the weights of a random network, correct batch-norm
-statistics and counters too, and divide by the number of all clients.
+statistics and counters too, and divide by the number of all clients (``scaffold.population = "all"``).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
@@ -39,9 +40,11 @@ class Scaffold(ClientRule):
 
     Attributes:
         correction_scale: of c - c_i; smaller where variates are stale, because clients are drawn rarely.
+        population: what N is: the clients that hold a position (``holders``), or ``all``, as NIID-Bench has it.
     """
 
     correction_scale: float = 1.0
+    population: Literal["holders", "all"] = "holders"
 
     def __post_init__(self) -> None:
         if not 0 <= self.correction_scale <= 1:
@@ -84,6 +87,8 @@ class Scaffold(ClientRule):
 class ScaffoldServer(ServerRule):
     """The server half: keeps c, one for all or one per level where levels are separate."""
 
+    options: Scaffold = field(default_factory=Scaffold)
+
     def start(self, server: Server) -> Server:
         """C = 0."""
         groups = server.population if self.separate else (SHARED,)
@@ -110,7 +115,9 @@ class ScaffoldServer(ServerRule):
             c = dict(new[table(group)])
             for name, value in mean.values.items():
                 having = [(piece, float(count)) for piece, count in holders if name in piece.index]
-                population = spread(server.layout, name, having).clamp(min=1).to(value.dtype)
+                population = spread(server.layout, name, having).clamp(min=1)
+                if self.options.population == "all":
+                    population = torch.full_like(population, sum(count for _, count in server.population.values()))
                 c[name] = c[name] + value * (mean.weight[name] / population).to(value.dtype)
             new[table(group)] = c
         return new

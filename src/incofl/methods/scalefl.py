@@ -15,7 +15,8 @@ logits o_1 .. o_l of its exits and t = 3:
 
 Differences: the original has four levels on ResNet110 and other networks; for the five levels of ResNet26 the exits lie
 after blocks 5, 7, 8, 10 and 12 and the widths are 0.7, 0.7, 0.7, 0.75 and 1. Widths are rounded up, not down. gamma is
-0.05 (0 in the authors' commands for CIFAR, 0.05 for text); the released code trains the teacher too. Batch-norm
+0.05 (0 in the authors' commands for CIFAR, 0.05 for text); the released code trains the teacher too
+(``scalefl.train_teacher``). Batch-norm
 statistics follow the buffer policy; the released code uses those of test batches. Its scaler before batch norm, which
 changes nothing but the effect of eps, is left out.
 """
@@ -41,12 +42,14 @@ class ScaleFL(ClientRule):
         temperature: of both softmaxes.
         distil_after: finished rounds before the distillation starts; left out, a quarter of all.
         head_convs: convolutions of an exit.
+        train_teacher: let the distillation train the last exit too, as the released code does.
     """
 
     gamma: float = 0.05
     temperature: float = 3.0
     distil_after: int | None = None
     head_convs: int = 3
+    train_teacher: bool = False
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0:
@@ -61,16 +64,20 @@ class ScaleFL(ClientRule):
     def loss(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
         """All exits."""
         distil = self.gamma > 0 and local.given.round >= (self.distil_after or 0)
-        return weighted_loss(local.model(x), y, self.gamma if distil else 0.0, self.temperature)
+        gamma = self.gamma if distil else 0.0
+        return weighted_loss(local.model(x), y, gamma, self.temperature, self.train_teacher)
 
 
-def weighted_loss(exits: Sequence[Tensor], y: Tensor, gamma: float, temperature: float) -> Tensor:
+def weighted_loss(
+    exits: Sequence[Tensor], y: Tensor, gamma: float, temperature: float, train_teacher: bool = False
+) -> Tensor:
     """The loss of all exits: the later, the heavier, and the earlier ones learn from the last."""
     total = torch.zeros((), device=y.device)
+    teacher = exits[-1] if train_teacher else exits[-1].detach()
     for j, logits in enumerate(exits, start=1):
         loss = functional.cross_entropy(logits, y)
         if gamma and j < len(exits):
-            loss = loss + gamma * divergence(exits[-1].detach(), logits, temperature)
+            loss = loss + gamma * divergence(teacher, logits, temperature)
         total = total + j * loss
     return total / (len(exits) * (len(exits) + 1) / 2)
 
