@@ -20,22 +20,27 @@ def make_console(*, stderr: bool = False) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, markup=False, width=160)
 
 
+def make_bars(console: Console, quiet: bool) -> Progress:
+    """Bars with a note and the time left, on a terminal only."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+
+
 class RunDisplay:
     """Shows a run: bars with the time left on a terminal, a line a round elsewhere."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console = console
         self._quiet = quiet
-        self._live = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
-        )
+        self._live = make_bars(console, quiet)
         self._rounds = self._live.add_task("rounds ", total=None, note="")
         self._clients = self._live.add_task("clients", total=None, note="")
         self._total = 0
@@ -92,16 +97,7 @@ class CompareDisplay:
 
     def __init__(self, console: Console, total: int, *, quiet: bool = False) -> None:
         self._console, self._quiet, self._total, self._done = console, quiet, total, 0
-        self._live = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
-        )
+        self._live = make_bars(console, quiet)
         self._runs = self._live.add_task("runs  ", total=total, note="")
         self._rounds = self._live.add_task("rounds", total=None, note="")
 

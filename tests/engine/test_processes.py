@@ -156,15 +156,20 @@ class Faulty(ClientRule):
         raise ZeroDivisionError("a bug")
 
 
-def test_an_exception_in_a_worker_is_shown_with_its_place() -> None:
+def train_two_clients(rule: ClientRule) -> None:
+    """In worker processes, with a client rule of the caller's."""
     federation = tiny_federation("method=heteroavg")
-    federation = dataclasses.replace(federation, method=dataclasses.replace(federation.method, client=Faulty()))
+    federation = dataclasses.replace(federation, method=dataclasses.replace(federation.method, client=rule))
     executor = WorkerProcesses(federation, 2)
     try:
-        with pytest.raises(RuntimeError, match=r"(?s)in a worker process, client.*ZeroDivisionError: a bug"):
-            list(executor.train(federation.start(), federation.schedule(0, 2)))
+        list(executor.train(federation.start(), federation.schedule(0, 2)))
     finally:
         executor.close()
+
+
+def test_an_exception_in_a_worker_is_shown_with_its_place() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)in a worker process, client.*ZeroDivisionError: a bug"):
+        train_two_clients(Faulty())
 
 
 def test_a_script_without_main_guard(tmp_path: Path) -> None:
@@ -211,11 +216,5 @@ def test_a_method_that_workers_cannot_import_is_an_error(monkeypatch: pytest.Mon
     rule = type("Mine", (ClientRule,), {"__module__": "nowhere_else"})
     module.Mine = rule  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "nowhere_else", module)
-    federation = tiny_federation("method=heteroavg")
-    federation = dataclasses.replace(federation, method=dataclasses.replace(federation.method, client=rule()))
-    executor = WorkerProcesses(federation, 2)
-    try:
-        with pytest.raises(RuntimeError, match=r"(?s)at its start:.*No module named 'nowhere_else'"):
-            list(executor.train(federation.start(), federation.schedule(0, 2)))
-    finally:
-        executor.close()
+    with pytest.raises(RuntimeError, match=r"(?s)at its start:.*No module named 'nowhere_else'"):
+        train_two_clients(rule())

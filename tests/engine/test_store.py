@@ -59,41 +59,29 @@ def test_beyond_the_limit_on_disk(federation: Federation, tmp_path: Path) -> Non
     assert files(tmp_path) == {f"client-{client}-round-0.safetensors" for client in range(4)}
 
 
-def test_a_crash_before_or_after_the_checkpoint(federation: Federation, tmp_path: Path) -> None:
-    """What the checkpoint names is what is there, whichever of the two it is."""
+@pytest.mark.parametrize("crash", ["before the checkpoint", "after it"])
+def test_a_crash_around_the_checkpoint(crash: str, federation: Federation, tmp_path: Path) -> None:
+    """What the checkpoint names is what is there, whichever of the two it is; the rest is cleared away."""
     store = ClientStore(federation.model.layout, federation.slice, tmp_path)
     store.put(1, 0, 0, memory(federation, 0, 1.0))
     store.save()
     store.saved()
-    checkpoint = dict(store.manifest)
+    older = dict(store.manifest)
     store.put(1, 0, 1, memory(federation, 0, 2.0))
     store.put(2, 0, 1, memory(federation, 0, 3.0))
-    store.save()  # and now it crashes, before the checkpoint
+    store.save()
     assert files(tmp_path) == {f"client-{c}-round-{r}.safetensors" for c, r in ((1, 0), (1, 1), (2, 1))}
-    before = ClientStore(federation.model.layout, federation.slice, tmp_path)
-    later = dict(store.manifest)
-    after = ClientStore(federation.model.layout, federation.slice, tmp_path)
-    after.restore(later)
-    assert [value_of(after, federation, client, 0) for client in (1, 2)] == [2.0, 3.0]
-    assert files(tmp_path) == {"client-1-round-1.safetensors", "client-2-round-1.safetensors"}
-    with pytest.raises(
-        RunError, match=r"client-1-round-0\.safetensors: the memory of a client is missing \(1 in all\)"
-    ):
-        before.restore(checkpoint)
-
-
-def test_going_back(federation: Federation, tmp_path: Path) -> None:
-    store = ClientStore(federation.model.layout, federation.slice, tmp_path)
-    store.put(1, 0, 0, memory(federation, 0, 1.0))
-    store.save()
-    store.saved()
-    checkpoint = dict(store.manifest)
-    store.put(1, 0, 1, memory(federation, 0, 2.0))
-    store.save()
     again = ClientStore(federation.model.layout, federation.slice, tmp_path)
-    again.restore(checkpoint)
-    assert value_of(again, federation, 1, 0) == 1.0
-    assert files(tmp_path) == {"client-1-round-0.safetensors"}
+    again.restore(older if crash == "before the checkpoint" else store.manifest)
+    found = [value_of(again, federation, client, 0) for client in (1, 2)]
+    if crash == "before the checkpoint":
+        assert found == [1.0, None]
+        assert files(tmp_path) == {"client-1-round-0.safetensors"}
+    else:
+        assert found == [2.0, 3.0]
+        assert files(tmp_path) == {"client-1-round-1.safetensors", "client-2-round-1.safetensors"}
+        with pytest.raises(RunError, match=r"client-1-round-0\.safetensors: the memory .* missing \(1 in all\)"):
+            again.restore(older)
 
 
 def test_old_memories_are_deleted_once_the_checkpoint_is_there(federation: Federation, tmp_path: Path) -> None:
