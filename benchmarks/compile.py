@@ -16,7 +16,7 @@ from torch import nn
 
 from incofl.client import ClientRule, Given, LocalSettings, train
 from incofl.engine.memory import keep_freed_memory
-from incofl.models import make_model
+from incofl.models import ModelOptions, make_model
 from incofl.split import make_splitter, submodel
 
 STEPS = 40
@@ -33,7 +33,7 @@ def main() -> None:
 
     lines, measured = [], []
     for width in map(float, options.widths.split(",")):
-        model = make_model("resnet26", width=width)
+        model = make_model("resnet26", ModelOptions(width=width))
         splitter = make_splitter(model.layout, "stage", 5)
         for level in map(int, options.levels.split(",")):
             piece = splitter.slice(model.layout, level, 0)

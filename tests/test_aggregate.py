@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from incofl.aggregate import Accumulator, Part
 from incofl.layout import Layout
-from incofl.models import make_model
+from incofl.models import ModelOptions, make_model
 from incofl.server import Change
 from incofl.split import WidthSplitter
 from incofl.split.width import Window
 
-LAYOUT: Layout = make_model("tiny-resnet", shape=(1, 8, 8)).layout
+LAYOUT: Layout = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8))).layout
 
 
 @given(
@@ -62,7 +62,7 @@ def test_agrees_with_a_dense_mean_over_nan_masks(
 def test_by_hand() -> None:
     """Two clients hold channel 0 (updates 1 and 4, weights 1 and 3), one holds channel 1 (6): means 13/4 and 6."""
     splitter = WidthSplitter((0.5, 1.0), ((1, 1), (1, 1)))
-    layout = make_model("tiny-resnet", width=0.25, shape=(1, 8, 8)).layout  # two channels in stage 1
+    layout = make_model("tiny-resnet", ModelOptions(width=0.25, shape=(1, 8, 8))).layout  # two channels in stage 1
     narrow, wide = splitter.slice(layout, 0, 0), splitter.slice(layout, 1, 0)
     accumulator = Accumulator(layout)
     accumulator.add(Part(narrow, {"bn1.weight": torch.tensor([1.0])}, 1.0))

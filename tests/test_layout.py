@@ -3,7 +3,7 @@ import torch
 
 from incofl.errors import LayoutError
 from incofl.layout import Axis, Layout
-from incofl.models import make_model
+from incofl.models import ModelOptions, make_model
 
 
 def layout(**changes: object) -> Layout:
@@ -33,7 +33,7 @@ def test_counterparts_must_have_one_shape() -> None:
 
 def test_resnet_layout_covers_every_entry() -> None:
     """Every channel dimension of every entry has a named axis; only kernels' extents and counters have none."""
-    found = make_model("resnet26", width=0.125).layout
+    found = make_model("resnet26", ModelOptions(width=0.125)).layout
     for name, axes in found.axes.items():
         named = sum(axis is not None for axis in axes)
         assert named == min(len(found.shapes[name]), 2), name

@@ -8,7 +8,7 @@ import torch
 from incofl.client import LocalSettings
 from incofl.devices import load_devices
 from incofl.errors import ConfigError
-from incofl.models import make_model
+from incofl.models import ModelOptions, make_model
 from incofl.resources import Cost, DeviceClass, activation_bytes, assign, costs, human, parse_quantity
 from incofl.split import make_splitter
 
@@ -35,7 +35,7 @@ def test_means_of_the_paper() -> None:
 
 
 def test_one_channel() -> None:
-    model = make_model("resnet26", shape=(1, 32, 32))
+    model = make_model("resnet26", ModelOptions(shape=(1, 32, 32)))
     (cost,) = costs(model, make_splitter(model.layout, "stage", 1), LocalSettings())
     assert cost.parameters == 17_452_362 - 2 * 64 * 49
     assert cost.macs == 55_890_944 - 2 * 64 * 49 * 16 * 16
@@ -49,7 +49,7 @@ def test_depth_scaled_too() -> None:
 
 def test_bytes_and_memory_by_hand() -> None:
     """A tiny MLP on 8x8: 4 bytes an entry, 8 for each batch-norm counter; Adam trains with five copies."""
-    model = make_model("tiny-mlp", shape=(1, 8, 8))
+    model = make_model("tiny-mlp", ModelOptions(shape=(1, 8, 8)))
     splitter = make_splitter(model.layout, "layer", [1])
     adam, sgd = LocalSettings(batch_size=2), LocalSettings(batch_size=2, optimizer="sgd", momentum=0.0)
     (cost,) = costs(model, splitter, adam)
@@ -62,7 +62,7 @@ def test_bytes_and_memory_by_hand() -> None:
 
 def test_activation_estimate_equals_what_autograd_keeps() -> None:
     """Measured on real tensors: every storage that a backward pass needs, parameters left out."""
-    model = make_model("tiny-resnet", shape=(1, 8, 8))
+    model = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)))
     from incofl.models.resnet import ResNet
 
     real = ResNet((2, 2), 1 / 8, channels=1, stem="small")
@@ -77,7 +77,7 @@ def test_activation_estimate_equals_what_autograd_keeps() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         real.train()(torch.zeros(16, 1, 8, 8))
     measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-    assert activation_bytes(model.template, (16, 1, 8, 8)) == pytest.approx(measured, rel=0.02)
+    assert activation_bytes(model.template, model.example(16)) == pytest.approx(measured, rel=0.02)
 
 
 def cost(level: int, size: int) -> Cost:

@@ -5,12 +5,12 @@ import torch
 from incofl.aggregate import Covered
 from incofl.layout import Layout
 from incofl.method import ServerRule, Upload
-from incofl.models import make_model
+from incofl.models import ModelOptions, make_model
 from incofl.server import Change, Changes, Server
 from incofl.split import make_splitter
 from incofl.tensors import Tensors, clone
 
-MODEL = make_model("tiny-resnet", shape=(1, 8, 8))
+MODEL = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)))
 SPLITTER = make_splitter(MODEL.layout, "stage", 3)
 
 

@@ -29,7 +29,6 @@ from incofl.engine.run import run as run_federation
 from incofl.errors import ConfigError, IncoflError, RunError
 from incofl.methods import METHODS, find_method
 from incofl.models import MODELS
-from incofl.models.resnet import DEPTHS
 from incofl.resources import Cost, DeviceClass, assign, costs, human
 
 app = typer.Typer(
@@ -203,7 +202,7 @@ def list_(what: Annotated[Listing, typer.Argument(help="What to list.")]) -> Non
         case Listing.METHODS:
             entries = {name: method.summary for name, method in METHODS.items()}
         case Listing.MODELS:
-            entries = {name: f"{DEPTHS[name]} blocks" if name in DEPTHS else "for tests" for name in MODELS}
+            entries = {name: family.summary for name, family in MODELS.items()}
         case Listing.DATASETS:
             entries = {name: source.summary for name, source in DATASETS.items()}
         case Listing.PRESETS:

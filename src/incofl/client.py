@@ -220,7 +220,10 @@ def like(tensors: Mapping[str, Tensor]) -> Tensors:
 
 @dataclass(frozen=True)
 class Score:
-    """Right answers and summed cross-entropy of a model on test examples; scores of parts of a test set add up."""
+    """Right answers and summed cross-entropy of a model on test examples; scores of parts of a test set add up.
+
+    Where every position of a text has a class of its own, positions are counted.
+    """
 
     correct: int
     loss_sum: float
@@ -250,7 +253,7 @@ def evaluate(model: nn.Module, state: Tensors, batches: Iterable[Batch]) -> Scor
         logits = model(x)
         correct += int((logits.argmax(1) == y).sum())
         loss += float(functional.cross_entropy(logits, y, reduction="sum"))
-        examples += len(y)
+        examples += y.numel()
     return Score(correct, loss, examples)
 
 

@@ -11,14 +11,27 @@ from incofl.errors import LayoutError
 
 @dataclass(frozen=True)
 class Axis:
-    """A channel dimension that several tensors share, such as the residual stream of a stage.
+    """A dimension that several tensors share, such as the residual stream of a stage, in units that can be kept.
 
-    ``fixed`` axes (classes, image channels) are named but never narrowed by width splitting.
+    Attributes:
+        name: tensors that share an axis use one name, and one number of units.
+        size: how many units there are: channels, or heads of an attention.
+        fixed: named but never narrowed by width splitting, such as the classes.
+        copies: how often the axis lies along the dimension of a tensor, one after the other: 3 for queries, keys and
+            values in one matrix, 4 for the gates of an LSTM.
+        unit: neighbouring positions that belong to one unit: the channels of a head.
     """
 
     name: str
     size: int
     fixed: bool = False
+    copies: int = 1
+    unit: int = 1
+
+    @property
+    def length(self) -> int:
+        """Of the dimension along which it lies."""
+        return self.copies * self.size * self.unit
 
 
 Axes = tuple[Axis | None, ...]
@@ -56,6 +69,8 @@ class Layout:
         """Reads shapes and buffers off a module; entries without ``axes`` are always held whole."""
         state = module.state_dict()
         parameters = {name for name, _ in module.named_parameters()}
+        if tied := {name for name, _ in module.named_parameters(remove_duplicate=False)} - parameters:
+            raise LayoutError(f"layout: {min(tied)!r} is the same tensor as another parameter; untie them first")
         return cls(
             axes={name: axes.get(name, (None,) * value.dim()) for name, value in state.items()},
             shapes={name: tuple(value.shape) for name, value in state.items()},
@@ -66,10 +81,18 @@ class Layout:
         )
 
     def __post_init__(self) -> None:
+        sizes: dict[str, int] = {}
         for name, axes in self.axes.items():
             shape = self.shapes[name]
-            if len(axes) != len(shape) or any(a is not None and a.size != n for a, n in zip(axes, shape, strict=True)):
+            if len(axes) != len(shape) or any(
+                a is not None and a.length != n for a, n in zip(axes, shape, strict=True)
+            ):
                 raise LayoutError(f"layout: {name!r} has shape {shape}, its axes say {axes}")
+            for axis in axes:
+                if axis is not None and (known := sizes.setdefault(axis.name, axis.size)) != axis.size:
+                    raise LayoutError(
+                        f"layout: axis {axis.name!r} has {axis.size} units in {name!r}, {known} elsewhere"
+                    )
         for deep, shallow in self.shallow.items():
             if self.shapes.get(deep) is None or self.shapes.get(deep) != self.shapes.get(shallow):
                 raise LayoutError(
@@ -106,6 +129,23 @@ class Layout:
             return next((block for prefix, block in owner.items() if name.startswith(prefix)), None)
 
         return {name: find(name) for name in self.axes}
+
+    @cached_property
+    def across_blocks(self) -> dict[str, str]:
+        """For each weight of a stage the same weight of the first block in which it has this shape.
+
+        Only tensors of two or more dimensions count, that is matrices and kernels.
+        """
+        pairs: dict[str, str] = {}
+        for stage in self.stages:
+            first: dict[tuple[str, tuple[int, ...]], str] = {}
+            for block in stage:  # from shallow to deep
+                for name, shape in self.shapes.items():
+                    if self.block_of[name] == block and name in self.parameters and len(shape) >= 2:
+                        reference = first.setdefault((name.removeprefix(block), shape), name)
+                        if reference != name:
+                            pairs[name] = reference
+        return pairs
 
     @cached_property
     def first_same_shape(self) -> dict[str, str]:

@@ -81,12 +81,14 @@ class ServerRule:
         buffers: ``average`` over all holders (the paper); ``per-level``: every level has statistics of its own;
             ``static``: clients' statistics are not used, each level's are measured before an evaluation.
         separate: levels share nothing: the server keeps one whole model for each.
+        server_lr: by what the aggregated update is multiplied, before transforms.
     """
 
     weighting: Weighting = "uniform"
     precision: Literal["float32", "float64"] = "float32"
     buffers: BufferPolicy = "per-level"
     separate: bool = False
+    server_lr: float = 1.0
 
     def start(self, server: Server) -> Server:
         """The server before the first round, with what this rule keeps in ``server.extra``."""
@@ -131,7 +133,8 @@ class ServerRule:
             for upload in uploads:
                 group = extra.setdefault(upload.level if self.separate else SHARED, Accumulator(layout, self._dtype))
                 group.add(Part(upload.slice, upload.extra))
-        changes = Changes(shared.mean(), {level: change.mean() for level, change in private.items()})
+        means = {level: change.mean(self.server_lr) for level, change in private.items()}
+        changes = Changes(shared.mean(self.server_lr), means)
         learnt = self.learn(server, changes, {group: total.mean() for group, total in extra.items()})
         return dataclasses.replace(changes, extra=learnt)
 
@@ -168,9 +171,12 @@ class ChangeSum:
         if self._with_buffers:
             self._buffers.add(*(Part(u.slice, _only(u.buffers, names[u.level]), w) for u, w in uploads))
 
-    def mean(self) -> Change:
+    def mean(self, server_lr: float = 1.0) -> Change:
         """What the uploads together do; once."""
-        return Change(self._update.mean(), self._buffers.mean())
+        update = self._update.mean()
+        if server_lr != 1:
+            torch._foreach_mul_(list(update.values.values()), server_lr)
+        return Change(update, self._buffers.mean())
 
 
 def _only(part: Tensors, names: Set[str]) -> Tensors:

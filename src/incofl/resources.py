@@ -62,15 +62,14 @@ def _cost(
         blocks=depth,
         width=width,
         parameters=parameters,
-        macs=count_macs(module, model.input_shape),
+        macs=count_macs(module, model.example(1)),
         bytes_down=transfer,
         bytes_up=transfer,
-        memory=(3 + optimizer_states) * 4 * parameters
-        + activation_bytes(module, (settings.batch_size, *model.input_shape)),
+        memory=(3 + optimizer_states) * 4 * parameters + activation_bytes(module, model.example(settings.batch_size)),
     )
 
 
-def count_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
+def count_macs(module: nn.Module, example: Tensor) -> int:
     """Multiply-accumulates of the convolutions and linear layers in one forward pass of one example."""
     total = 0
 
@@ -84,13 +83,13 @@ def count_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
     ]
     module.eval()
     with torch.no_grad():
-        module(torch.empty(1, *shape, device="meta"))
+        module(example)
     for hook in hooks:
         hook.remove()
     return total
 
 
-def activation_bytes(module: nn.Module, shape: tuple[int, ...]) -> int:
+def activation_bytes(module: nn.Module, batch: Tensor) -> int:
     """Bytes that autograd keeps for the backward pass of one batch, each storage once, parameters not counted."""
     own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
     kept: dict[int, Tensor] = {}  # holding the tensors keeps their storages' addresses from being used again
@@ -102,7 +101,7 @@ def activation_bytes(module: nn.Module, shape: tuple[int, ...]) -> int:
 
     module.train()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        module(torch.empty(*shape, device="meta"))
+        module(batch)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 

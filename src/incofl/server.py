@@ -64,7 +64,11 @@ class Changes:
         private, records = dict(self.private), Record()
         for level, change in self.private.items():
             own = change.update.values
-            pairs = [pair for table in (layout.shallow, layout.first_same_shape) for pair in table.items()]
+            pairs = [
+                pair
+                for table in (layout.shallow, layout.first_same_shape, layout.across_blocks)
+                for pair in table.items()
+            ]
             shallow = {s for deep, s in pairs if deep in own and s not in own and s in self.update}
             if own:
                 update, record = transform(own | {name: self.update[name].clone() for name in shallow}, layout)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from incofl.client import LocalSettings
-from incofl.data import DATASETS, Images, Pipeline, eval_batches, local_batches
+from incofl.data import DATASETS, Examples, ImagePipeline, eval_batches, local_batches
 from incofl.data.pipeline import cutout, random_crop
 
 
@@ -15,18 +15,19 @@ def rng(seed: int = 0) -> torch.Generator:
 
 def test_normalisation_by_hand() -> None:
     """(51/255 - 0.1) / 0.5 = 0.2 and (255/255 - 0.5) / 0.25 = 2"""
-    pipeline = Pipeline(mean=(0.1, 0.5), std=(0.5, 0.25))
+    pipeline = ImagePipeline(mean=(0.1, 0.5), std=(0.5, 0.25))
     x = torch.tensor([51, 255], dtype=torch.uint8).view(1, 2, 1, 1)
     assert pipeline.test(x).flatten().tolist() == pytest.approx([0.2, 2.0])
     assert x.flatten().tolist() == [51, 255]
 
 
 def test_constants_of_the_paper() -> None:
-    cifar, fashion = DATASETS["cifar10"].pipeline, DATASETS["fashion-mnist"].pipeline
+    cifar, fashion = (DATASETS[name].view(None).pipeline for name in ("cifar10", "fashion-mnist"))
+    assert isinstance(cifar, ImagePipeline)
     assert cifar.mean == (0.49139968, 0.48215827, 0.44653124)
     assert cifar.std == (0.24703233, 0.24348505, 0.26158768)
     assert (cifar.pad, cifar.flip, cifar.cutout, cifar.resize) == (4, True, 16, None)
-    assert fashion == Pipeline(resize=32)
+    assert fashion == ImagePipeline(resize=32)
 
 
 def test_every_crop_is_a_window_of_the_padded_image() -> None:
@@ -50,34 +51,34 @@ def test_cutout_is_one_clipped_square_per_image() -> None:
 
 def test_half_of_the_images_are_flipped() -> None:
     x = torch.arange(4, dtype=torch.uint8).view(1, 1, 1, 4).repeat(1000, 1, 1, 1)
-    out = Pipeline(maximum=1, flip=True).train(x, rng())
+    out = ImagePipeline(maximum=1, flip=True).train(x, rng())
     flipped = (out[:, 0, 0, 0] == 3).sum()
     assert 430 < int(flipped) < 570
     assert x[0].flatten().tolist() == [0, 1, 2, 3]
 
 
 def test_cutout_sets_the_channel_mean_after_normalisation() -> None:
-    pipeline = Pipeline(mean=(0.3,), std=(0.2,), cutout=2)
+    pipeline = ImagePipeline(mean=(0.3,), std=(0.2,), cutout=2)
     out = pipeline.train(torch.full((50, 1, 4, 4), 255, dtype=torch.uint8), rng())
     assert sorted(set(out.flatten().tolist())) == pytest.approx([0.0, 3.5])
 
 
 def test_resize_is_bilinear() -> None:
     x = torch.randint(0, 256, (2, 1, 28, 28), dtype=torch.uint8, generator=rng())
-    out = Pipeline(resize=32).train(x, rng())
+    out = ImagePipeline(resize=32).train(x, rng())
     assert out.shape == (2, 1, 32, 32)
     assert torch.equal(
         out, functional.interpolate(x.float() / 255, size=(32, 32), mode="bilinear", align_corners=False)
     )
 
 
-def images(n: int) -> Images:
-    return Images(torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1), torch.arange(n))
+def images(n: int) -> Examples:
+    return Examples(torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1), torch.arange(n))
 
 
 def batch_sizes(n: int, **settings: object) -> list[int]:
     options = LocalSettings(**({"batch_size": 4, "epochs": 1} | settings))  # type: ignore[arg-type]
-    return [len(y) for _, y in local_batches(images(200), torch.arange(n), Pipeline(maximum=1), options, rng())]
+    return [len(y) for _, y in local_batches(images(200), torch.arange(n), ImagePipeline(maximum=1), options, rng())]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_partial_batches(n: int, drop_last: bool, expected: list[int]) -> None:
 def test_an_epoch_visits_every_example_once_in_a_new_order() -> None:
     indices = torch.tensor([3, 5, 8, 13, 21, 34, 55, 89])
     settings = LocalSettings(batch_size=4, epochs=2)
-    batches = list(local_batches(images(200), indices, Pipeline(maximum=1), settings, rng()))
+    batches = list(local_batches(images(200), indices, ImagePipeline(maximum=1), settings, rng()))
     first, second = (torch.cat([y for _, y in batches[i : i + 2]]).tolist() for i in (0, 2))
     assert sorted(first) == sorted(second) == indices.tolist()
     assert first != second
@@ -106,5 +107,5 @@ def test_an_epoch_visits_every_example_once_in_a_new_order() -> None:
 
 
 def test_evaluation_sees_every_example_in_order() -> None:
-    labels = torch.cat([y for _, y in eval_batches(images(25), Pipeline(maximum=1), size=10)])
+    labels = torch.cat([y for _, y in eval_batches(images(25), ImagePipeline(maximum=1), size=10)])
     assert labels.tolist() == list(range(25))

@@ -7,7 +7,7 @@ import torch
 
 from incofl.inco import InCo, mix
 from incofl.layout import Layout
-from incofl.models import make_model
+from incofl.models import ModelOptions, make_model
 from incofl.tensors import Tensors, clone
 
 SIXTEEN = {f"layer{stage}.{block}.conv{conv}.weight" for stage in (1, 2, 3, 4) for block in (1, 2) for conv in (1, 2)}
@@ -15,7 +15,7 @@ SIXTEEN = {f"layer{stage}.{block}.conv{conv}.weight" for stage in (1, 2, 3, 4) f
 
 @pytest.fixture(scope="module")
 def layout() -> Layout:
-    return make_model("resnet26", width=0.125).layout
+    return make_model("resnet26", ModelOptions(width=0.125)).layout
 
 
 @pytest.fixture

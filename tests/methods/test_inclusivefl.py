@@ -5,12 +5,12 @@ import torch
 
 from incofl.method import Upload
 from incofl.methods.inclusivefl import InclusiveFL, InclusiveOptions, held_blocks
-from incofl.models import make_model
+from incofl.models import ModelOptions, make_model
 from incofl.server import Server
 from incofl.split import make_splitter
 from incofl.tensors import Tensors
 
-MODEL = make_model("resnet26", width=1 / 16)
+MODEL = make_model("resnet26", ModelOptions(width=1 / 16))
 SPLITTER = make_splitter(MODEL.layout, "stage", 5)
 SLICES = [SPLITTER.slice(MODEL.layout, level, 0) for level in range(5)]
 RULE = InclusiveFL("samples", precision="float64")

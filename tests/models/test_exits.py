@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from incofl.errors import LayoutError
-from incofl.models import make_model
+from incofl.models import ModelOptions, make_model
 from incofl.models.resnet import ExitResNet
 from incofl.split import exit_positions, make_exit_splitter, submodel
 
@@ -26,7 +26,7 @@ def test_positions() -> None:
 
 @pytest.mark.parametrize("convs", [0, 1, 3])
 def test_sizes_of_the_levels(convs: int) -> None:
-    model = make_model("resnet26", exits=5, head_convs=convs)
+    model = make_model("resnet26", ModelOptions(exits=5, head_convs=convs))
     splitter = make_exit_splitter(model.layout)
     for level, millions in enumerate(MILLIONS[convs]):
         shapes = splitter.slice(model.layout, level, 0).shapes
@@ -35,7 +35,10 @@ def test_sizes_of_the_levels(convs: int) -> None:
 
 
 def test_the_trunk_starts_as_without_exits() -> None:
-    plain, exits = make_model("resnet26", width=0.125), make_model("resnet26", width=0.125, exits=5)
+    plain, exits = (
+        make_model("resnet26", ModelOptions(width=0.125)),
+        make_model("resnet26", ModelOptions(width=0.125, exits=5)),
+    )
     assert all(torch.equal(plain.initial[name], exits.initial[name]) for name in plain.initial)
     assert plain.layout.shallow == exits.layout.shallow
     assert plain.layout.first_same_shape == exits.layout.first_same_shape
@@ -44,7 +47,7 @@ def test_the_trunk_starts_as_without_exits() -> None:
 @pytest.mark.parametrize("level", range(5))
 def test_a_level_gives_the_logits_of_its_exits(level: int) -> None:
     """All of them in training, the last one in evaluation; and no gradient is lost."""
-    model = make_model("resnet26", width=0.125, exits=5, shape=(3, 32, 32))
+    model = make_model("resnet26", ModelOptions(width=0.125, exits=5, shape=(3, 32, 32)))
     splitter = make_exit_splitter(model.layout)
     piece = splitter.slice(model.layout, level, 0)
     module = submodel(model.template, model.layout, piece)
@@ -59,12 +62,12 @@ def test_a_level_gives_the_logits_of_its_exits(level: int) -> None:
 
 
 def test_the_largest_level_is_the_whole_model() -> None:
-    model = make_model("tiny-resnet", exits=3, shape=(1, 8, 8))
+    model = make_model("tiny-resnet", ModelOptions(exits=3, shape=(1, 8, 8)))
     piece = make_exit_splitter(model.layout).slice(model.layout, 2, 0)
     assert {name: tuple(value.shape) for name, value in model.initial.items()} == dict(piece.shapes)
 
 
 def test_widths_must_fit_the_exits() -> None:
-    model = make_model("tiny-resnet", exits=3, shape=(1, 8, 8))
+    model = make_model("tiny-resnet", ModelOptions(exits=3, shape=(1, 8, 8)))
     with pytest.raises(LayoutError, match=r"split.levels: got 2 levels, expected 3, one per exit"):
         make_exit_splitter(model.layout, (0.5, 1.0))

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from incofl.errors import UploadError
 from incofl.layout import Axis, Layout
-from incofl.models import make_model
+from incofl.models import ModelOptions, make_model
 from incofl.split import DepthSplitter, Slice, WidthSplitter, cut
 from incofl.split.width import Window
 
-LAYOUT = make_model("resnet26", width=1 / 16, shape=(1, 8, 8), stem="small").layout
+LAYOUT = make_model("resnet26", ModelOptions(width=1 / 16, shape=(1, 8, 8), stem="small")).layout
 
 
 @st.composite

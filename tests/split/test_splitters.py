@@ -9,14 +9,14 @@ import torch
 
 from incofl.errors import LayoutError
 from incofl.layout import Layout
-from incofl.models import make_model
+from incofl.models import ModelOptions, make_model
 from incofl.split import Splitter, WidthSplitter, make_splitter
 from incofl.split.width import kept_channels
 
 
 @pytest.fixture(scope="module")
 def resnet() -> Layout:
-    return make_model("resnet26", width=0.0625).layout
+    return make_model("resnet26", ModelOptions(width=0.0625)).layout
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from incofl.models import make_model
+from incofl.models import ModelOptions, make_model
 from incofl.models.resnet import DEPTHS, ResNet
 from incofl.split import make_splitter, submodel
 
@@ -15,7 +15,7 @@ from incofl.split import make_splitter, submodel
 )
 def test_stage_splitting_gives_the_papers_resnets(level: int, name: str) -> None:
     """Same state dict, same output, as the smaller network built directly."""
-    model = make_model("resnet26", seed=1, width=0.125)
+    model = make_model("resnet26", ModelOptions(width=0.125), seed=1)
     piece = make_splitter(model.layout, "stage", 5).slice(model.layout, level, 0)
     small = submodel(model.template, model.layout, piece)
     state = piece.take(model.initial)
@@ -29,7 +29,7 @@ def test_stage_splitting_gives_the_papers_resnets(level: int, name: str) -> None
 
 @pytest.mark.parametrize(("level", "width"), list(enumerate([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1])))
 def test_hetero_splitting_gives_the_narrow_resnets(level: int, width: float) -> None:
-    model = make_model("resnet26", seed=1, shape=(1, 8, 8), stem="small")
+    model = make_model("resnet26", ModelOptions(shape=(1, 8, 8), stem="small"), seed=1)
     piece = make_splitter(model.layout, "hetero", 5).slice(model.layout, level, 0)
     small = submodel(model.template, model.layout, piece)
     state = piece.take(model.initial)
@@ -46,7 +46,7 @@ def test_hetero_splitting_gives_the_narrow_resnets(level: int, width: float) -> 
     [("stage", 2, "full"), ("layer", 2, "full"), ("hetero", 4, "full"), ("hetero", 4, "scaled")],
 )
 def test_every_level_can_be_trained(name: str, kind: Any, levels: int, depth: Any) -> None:
-    model = make_model(name, shape=(1, 8, 8))
+    model = make_model(name, ModelOptions(shape=(1, 8, 8)))
     splitter = make_splitter(model.layout, kind, levels, depth)
     for level in range(levels):
         piece = splitter.slice(model.layout, level, 0)
@@ -60,7 +60,7 @@ def test_every_level_can_be_trained(name: str, kind: Any, levels: int, depth: An
 def test_a_rolling_window_can_be_trained() -> None:
     from incofl.split import WidthSplitter
 
-    model = make_model("tiny-resnet", shape=(1, 8, 8))
+    model = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)))
     piece = WidthSplitter((0.5,), ((2, 2),), "rolling").slice(model.layout, 0, 13)
     small = submodel(model.template, model.layout, piece)
     small.load_state_dict(piece.take(model.initial))
@@ -68,7 +68,7 @@ def test_a_rolling_window_can_be_trained() -> None:
 
 
 def test_sizes_that_modules_remember_are_adjusted() -> None:
-    model = make_model("resnet26", shape=(1, 8, 8))
+    model = make_model("resnet26", ModelOptions(shape=(1, 8, 8)))
     piece = make_splitter(model.layout, "hetero", 5).slice(model.layout, 0, 0)
     small = submodel(model.template, model.layout, piece)
     assert small.get_submodule("fc").in_features == 32

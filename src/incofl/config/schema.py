@@ -11,8 +11,8 @@ import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
 
 from incofl.client import LocalSettings
-from incofl.data.images import find_source
-from incofl.errors import ConfigError, nearest
+from incofl.data import find_source
+from incofl.errors import ConfigError
 from incofl.inco import InCo
 from incofl.method import BufferPolicy, Weighting
 from incofl.methods import find_method
@@ -23,7 +23,7 @@ from incofl.methods.inclusivefl import InclusiveOptions
 from incofl.methods.moon import Moon
 from incofl.methods.scaffold import Scaffold
 from incofl.methods.scalefl import ScaleFL
-from incofl.models import MODELS
+from incofl.models import find_family
 from incofl.models.resnet import Stem
 from incofl.split import Kind
 
@@ -39,21 +39,25 @@ class DataConfig:
     Attributes:
         name: the data set (``incofl list datasets``).
         root: the folder that holds its files; the embedded digits need none.
-        partition: ``dirichlet`` (label skew), ``iid``, or ``virtual``: a population of any size whose clients draw
-            ``examples`` examples each from the data set, with a Dirichlet label mix of their own.
+        partition: ``dirichlet`` (label skew), ``iid``, ``natural`` (the parts that the data set comes in, such as
+            speaking roles: those with the most examples), ``virtual`` (a population of any size whose clients draw
+            ``examples`` examples each from the data set, with a Dirichlet label mix of their own), or what suits the
+            data set.
         alpha: concentration of the Dirichlet partition; small is very uneven, large is even.
         clients: size of the population.
         limit: use only so many training examples, drawn by the seed.
         examples: of each client of a virtual partition.
+        side: pixels of the side of images as the model sees them; left out, what suits the model.
     """
 
     name: str = "digits"
     root: str = "data"
-    partition: Literal["iid", "dirichlet", "virtual"] = "dirichlet"
+    partition: Literal["iid", "dirichlet", "natural", "virtual", "auto"] = "auto"
     alpha: Annotated[float, Gt(0), Le(1e6)] = 0.5
     clients: Count = 20
     limit: Count | None = None
     examples: Count = 100
+    side: Annotated[int, Ge(4), Le(1024)] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,14 +65,25 @@ class ModelConfig:
     """The server model, named by the largest member of its family.
 
     Attributes:
-        name: the model (``incofl list models``).
+        name: the model (``incofl list models``), one of your own as ``package.module:factory``, or what suits the data
+            set.
         width: multiplier of all channel numbers of the server model; left out, it suits the data set.
         stem: of ResNets: ``imagenet`` (7x7, stride 2, pooling: the paper's), ``small`` (3x3), or what suits the data.
+        depth: blocks of a ViT or text transformer, layers of an LSTM; left out, as its name says.
+        dim: width of its residual stream or hidden state, likewise.
+        heads: of its attention, likewise.
+        patch: side of a ViT's patches in pixels; left out, 16, or an eighth of the side of small images.
+        pretrained: initial weights: a safetensors file, or a name on the Hugging Face Hub.
     """
 
-    name: str = "resnet26"
+    name: str = "auto"
     width: Annotated[float, Gt(0), Le(4)] | None = None
     stem: Stem | Literal["auto"] = "auto"
+    depth: Count | None = None
+    dim: Count | None = None
+    heads: Count | None = None
+    patch: Count | None = None
+    pretrained: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,13 +94,14 @@ class SplitConfig:
         kind: ``stage`` (first blocks of each stage), ``layer`` (first blocks of all), ``hetero`` (narrower layers), or
             what the method is made for.
         levels: how many sizes, or one entry per size from small to large: blocks per stage such as ``[1, 1, 2, 2]``
-            (stage), a number of blocks (layer), a share of the channels (hetero).
+            (stage), a number of blocks (layer), a share of the channels (hetero). Left out, five, or what the model
+            has.
         depth: of hetero splitting: ``full``, ``scaled`` (the same share of the blocks), or blocks per stage per level.
         counts: clients of each level; left out, groups are equal. The first clients are the smallest.
     """
 
     kind: Kind | Literal["auto"] = "auto"
-    levels: Count | tuple[int | float | tuple[int, ...], ...] = 5
+    levels: Count | tuple[int | float | tuple[int, ...], ...] | Literal["auto"] = "auto"
     depth: Literal["full", "scaled"] | tuple[int | tuple[int, ...], ...] = "full"
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None
 
@@ -98,10 +114,13 @@ class AggregateConfig:
         weighting: ``uniform`` over the clients that hold a position (the paper's code), by ``samples``, or the
             method's own.
         precision: of the running sums.
+        server_lr: by what the aggregated update is multiplied before transforms see it; ``1/epochs``: as the paper's
+            code does for ViTs.
     """
 
     weighting: Weighting | Literal["auto"] = "auto"
     precision: Literal["float32", "float64"] = "float32"
+    server_lr: Annotated[float, Gt(0), Le(100)] | Literal["1/epochs"] = 1.0
 
 
 @dataclass(frozen=True)
@@ -176,25 +195,42 @@ class Config:
         """Checks what concerns more than one field, and fills in what follows from the data set."""
         source = find_source(self.data.name)
         method = find_method(self.method)
-        if self.model.name not in MODELS:
-            raise ConfigError(f"model.name: got {self.model.name!r}{nearest(self.model.name, MODELS)}")
+        name = source.model if self.model.name == "auto" else self.model.name
+        family = find_family(name)
         if self.cohort > self.data.clients:
             raise ConfigError(f"cohort: got {self.cohort:g}, expected at most data.clients = {self.data.clients}")
         if self.split.counts is not None and sum(self.split.counts) != self.data.clients:
             raise ConfigError(
                 f"split.counts: got {sum(self.split.counts)} clients, expected data.clients = {self.data.clients}"
             )
+        data = dataclasses.replace(
+            self.data,
+            partition=self.data.partition
+            if self.data.partition != "auto"
+            else ("natural" if source.natural else "dirichlet"),
+            side=self.data.side or family.side,
+        )
+        if data.side is not None and source.vocabulary:
+            raise ConfigError(f"data.side: got {data.side}, expected none: {self.data.name} holds texts")
         model = dataclasses.replace(
             self.model,
-            width=self.model.width or source.width,
+            name=name,
+            width=self.model.width or (source.width if family.scaled else 1.0),
             stem=source.stem if self.model.stem == "auto" else self.model.stem,
         )
-        split = self.split if self.split.kind != "auto" else dataclasses.replace(self.split, kind=method.split)
+        split = self.split
+        if split.kind == "auto":
+            suits = (family.split or "auto") if method.split == "stage" else method.split
+            split = dataclasses.replace(split, kind=suits)
+        if split.levels == "auto":
+            split = dataclasses.replace(split, levels=5 if split.kind == "hetero" else family.levels or "auto")
         if method.level == "own" and method.split == "hetero" and split.kind != "hetero":
             raise ConfigError(f"split.kind: got {split.kind!r}, expected 'hetero': {method.name} splits by width")
         aggregate = self.aggregate
         if aggregate.weighting == "auto":
             aggregate = dataclasses.replace(aggregate, weighting=method.server.weighting)
+        if aggregate.server_lr == "1/epochs":
+            aggregate = dataclasses.replace(aggregate, server_lr=1 / self.local.epochs)
         buffers = method.server.buffers if self.buffers == "auto" else self.buffers
         if method.window != "prefix" and buffers == "per-level":
             raise ConfigError(f"buffers: got 'per-level', expected 'static' or 'average': {method.name} moves a window")
@@ -203,6 +239,7 @@ class Config:
         if isinstance(method.client, Moon) and self.engine.compile:
             raise ConfigError(f"engine.compile: got true, expected false: {method.name} looks into the model")
         object.__setattr__(self, "method", method.name)
+        object.__setattr__(self, "data", data)
         object.__setattr__(self, "model", model)
         object.__setattr__(self, "split", split)
         object.__setattr__(self, "aggregate", aggregate)

@@ -1,19 +1,27 @@
 """Data sets as tensors, their partition over clients, and batches."""
 
 from incofl.data.batches import eval_batches, local_batches
-from incofl.data.images import DATASETS, Dataset, Images, find_source, load_dataset
-from incofl.data.partition import VirtualPartition, make_partition
-from incofl.data.pipeline import Pipeline
+from incofl.data.dataset import Dataset, Examples, Pipeline, Shape, Source, View
+from incofl.data.partition import VirtualPartition, make_partition, natural_partition
+from incofl.data.pipeline import ImagePipeline, ImageViews, Tokens
+from incofl.data.sources import DATASETS, find_source, load_dataset
 
 __all__ = [
     "DATASETS",
     "Dataset",
-    "Images",
+    "Examples",
+    "ImagePipeline",
+    "ImageViews",
     "Pipeline",
+    "Shape",
+    "Source",
+    "Tokens",
+    "View",
     "VirtualPartition",
     "eval_batches",
     "find_source",
     "load_dataset",
     "local_batches",
     "make_partition",
+    "natural_partition",
 ]

@@ -6,12 +6,11 @@ import torch
 from torch import Generator, Tensor
 
 from incofl.client import Batch, LocalSettings
-from incofl.data.images import Images
-from incofl.data.pipeline import Pipeline
+from incofl.data.dataset import Examples, Pipeline
 
 
 def local_batches(
-    images: Images, indices: Tensor, pipeline: Pipeline, settings: LocalSettings, generator: Generator
+    examples: Examples, indices: Tensor, pipeline: Pipeline, settings: LocalSettings, generator: Generator
 ) -> Iterator[Batch]:
     """All batches of a client's turn, every epoch in a new order, augmented.
 
@@ -25,10 +24,10 @@ def local_batches(
             batch = order[start : start + size]
             if len(batch) == 1 or (settings.drop_last and start > 0 and len(batch) < size):
                 continue
-            yield pipeline.train(images.x[batch], generator), images.y[batch]
+            yield pipeline.train(examples.x[batch], generator), examples.y[batch]
 
 
-def eval_batches(images: Images, pipeline: Pipeline, size: int = 512) -> Iterator[Batch]:
+def eval_batches(examples: Examples, pipeline: Pipeline, size: int = 512) -> Iterator[Batch]:
     """The whole test set in order."""
-    for start in range(0, len(images), size):
-        yield pipeline.test(images.x[start : start + size]), images.y[start : start + size]
+    for start in range(0, len(examples), size):
+        yield pipeline.test(examples.x[start : start + size]), examples.y[start : start + size]

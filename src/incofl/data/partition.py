@@ -1,4 +1,4 @@
-"""Who holds which training examples: ``iid``, ``dirichlet`` (as in the paper and NIID-Bench) or ``virtual``."""
+"""Who holds which training examples: ``iid``, ``dirichlet`` (as in the paper), ``natural`` or ``virtual``."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, overload
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from incofl.errors import DataError
 
-Kind = Literal["iid", "dirichlet", "virtual"]
+Kind = Literal["iid", "dirichlet", "natural", "virtual"]
 Stream = Callable[[int], np.random.Generator]  # a client's own random stream
 LEAST_EXAMPLES = 10  # the paper redraws until every client has as many
 MOST_DRAWS = 2_000
@@ -21,11 +21,29 @@ def make_partition(
     """For each client the indices of its examples; every index is given to exactly one client."""
     if clients > len(labels):
         raise DataError(f"data.clients: got {clients}, expected at most {len(labels)}, the number of training examples")
+    if kind == "dirichlet" and labels.dim() > 1:
+        raise DataError(
+            "data.partition: got 'dirichlet', expected 'natural' or 'iid': its examples have no class each to be skewed"
+        )
     if kind == "iid":
         parts = np.array_split(rng.permutation(len(labels)), clients)
     else:
         parts = _dirichlet(labels.numpy(), clients, alpha, rng)
     return [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
+
+
+def natural_partition(groups: Tensor | None, clients: int, rng: np.random.Generator) -> list[Tensor]:
+    """One client for each of the groups with the most examples, in a random order; other examples are not used."""
+    if groups is None:
+        raise DataError(
+            "data.partition: got 'natural', expected 'dirichlet', 'iid' or 'virtual': the data set has no own parts"
+        )
+    sizes = torch.bincount(groups)
+    found = int((sizes > 0).sum())
+    if clients > found:
+        raise DataError(f"data.clients: got {clients}, expected at most {found}, the parts that the data set comes in")
+    largest = torch.sort(sizes, descending=True, stable=True).indices[:clients]
+    return [torch.nonzero(groups == largest[at]).flatten() for at in rng.permutation(clients)]
 
 
 class VirtualPartition(Sequence[Tensor]):

@@ -13,15 +13,22 @@ import torch
 from torch import Tensor
 
 from incofl.config import Config
-from incofl.data import Dataset, VirtualPartition, find_source, load_dataset, make_partition
+from incofl.data import (
+    Dataset,
+    VirtualPartition,
+    find_source,
+    load_dataset,
+    make_partition,
+    natural_partition,
+)
 from incofl.engine.federation import ClientLevels, Federation
 from incofl.engine.seeds import Purpose, numpy_rng, seed_of
 from incofl.errors import ConfigError
 from incofl.method import BufferPolicy, Method, Weighting
 from incofl.methods import find_method
-from incofl.models import Model, make_model
+from incofl.models import Model, ModelOptions, make_model
 from incofl.models.resnet import Stem
-from incofl.split import Kind, Splitter, check_ratios, make_exit_splitter, make_splitter
+from incofl.split import Splitter, check_ratios, make_exit_splitter, make_splitter, num_depths
 
 _Part = TypeVar("_Part")
 
@@ -29,17 +36,23 @@ _Part = TypeVar("_Part")
 def build_model(config: Config) -> Model:
     """The server model with its initial weights. Needs no data files."""
     source = find_source(config.data.name)
-    assert config.model.width is not None  # resolved by Config
-    return make_model(
-        config.model.name,
-        seed=seed_of(config.seed, Purpose.MODEL),
-        width=config.model.width,
-        stem=cast(Stem, config.model.stem),
-        shape=source.shape,
+    m = config.model
+    assert m.width is not None  # resolved by Config
+    options = ModelOptions(
+        shape=source.view(config.data.side).shape,
         classes=source.classes,
+        vocabulary=source.vocabulary,
+        sequence=source.sequence,
+        width=m.width,
+        stem=cast(Stem, m.stem),
+        depth=m.depth,
+        dim=m.dim,
+        heads=m.heads,
+        patch=m.patch,
         exits=_exits(config),
         head_convs=config.scalefl.head_convs,
     )
+    return make_model(m.name, options, seed=seed_of(config.seed, Purpose.MODEL))
 
 
 def _exits(config: Config) -> int:
@@ -47,6 +60,7 @@ def _exits(config: Config) -> int:
     if not find_method(config.method).exits:
         return 0
     levels = config.split.levels
+    assert not isinstance(levels, str)  # resolved by Config for every model that has exits
     return levels if isinstance(levels, int) else len(levels)
 
 
@@ -55,14 +69,19 @@ def build_splitter(config: Config, model: Model) -> Splitter:
     method = find_method(config.method)
     if method.exits:
         levels = config.split.levels
+        assert not isinstance(levels, str)  # resolved by Config for every model that has exits
         if config.split.depth != "full":
             raise ConfigError(f"split.depth: got {config.split.depth!r}, expected none: exits set the depth of a level")
         return make_exit_splitter(model.layout, None if isinstance(levels, int) else check_ratios(levels))
     window = method.window
     if window == "rolling" and config.rolex.direction == "backward":
         window = "rolling-back"
-    kind = cast(Kind, config.split.kind)  # resolved by Config
-    return make_splitter(model.layout, kind, config.split.levels, config.split.depth, window)
+    kind = config.split.kind
+    if kind == "auto":  # of a model that the table does not know
+        kind = "layer" if len(model.layout.stages) == 1 else "stage"
+    wanted = config.split.levels
+    levels = min(5, num_depths(model.layout, kind)) if isinstance(wanted, str) else wanted
+    return make_splitter(model.layout, kind, levels, config.split.depth, window)
 
 
 def build_method(config: Config) -> Method:
@@ -72,6 +91,7 @@ def build_method(config: Config) -> Method:
         method.server,
         weighting=cast(Weighting, config.aggregate.weighting),  # resolved by Config
         precision=config.aggregate.precision,
+        server_lr=cast(float, config.aggregate.server_lr),
         buffers=cast(BufferPolicy, config.buffers),
     )
     return dataclasses.replace(
@@ -96,7 +116,8 @@ def _configured(part: _Part, config: Config) -> _Part:
 def build_data(config: Config) -> Dataset:
     """The data set, read from ``data.root``."""
     seed = seed_of(config.seed, Purpose.LIMIT)
-    return load_dataset(config.data.name, Path(config.data.root).expanduser(), config.data.limit, seed)
+    root = Path(config.data.root).expanduser()
+    return load_dataset(config.data.name, root, config.data.limit, seed, config.data.side)
 
 
 def build_partition(config: Config, data: Dataset) -> Sequence[Tensor]:
@@ -105,7 +126,11 @@ def build_partition(config: Config, data: Dataset) -> Sequence[Tensor]:
     if c.partition == "virtual":
         stream = functools.partial(numpy_rng, config.seed, Purpose.PARTITION, 0)
         return VirtualPartition(labels, c.clients, c.alpha, c.examples, stream)
-    return make_partition(labels, c.clients, c.partition, c.alpha, numpy_rng(config.seed, Purpose.PARTITION))
+    rng = numpy_rng(config.seed, Purpose.PARTITION)
+    if c.partition == "natural":
+        return natural_partition(data.train.groups, c.clients, rng)
+    assert c.partition != "auto"  # resolved by Config
+    return make_partition(labels, c.clients, c.partition, c.alpha, rng)
 
 
 def client_levels(config: Config, num_levels: int) -> ClientLevels:

@@ -103,7 +103,7 @@ class Federation:
 
     def labels(self, client: int) -> Tensor:
         """How many examples of each class a client has."""
-        return torch.bincount(self.data.train.y[self.partition[client]], minlength=self.data.classes)
+        return torch.bincount(self.data.train.y[self.partition[client]].flatten(), minlength=self.data.classes)
 
     def level_of(self, client: int) -> int:
         """The level that a client trains under this method."""

@@ -14,7 +14,7 @@ import cloudpickle
 import torch
 
 from incofl.client import Score, Trained
-from incofl.data import Images
+from incofl.data import Examples
 from incofl.engine.arena import Arena, Entry, place
 from incofl.engine.federation import Federation, Job
 from incofl.engine.memory import keep_freed_memory
@@ -114,7 +114,7 @@ def make_plan(federation: Federation, num_slots: int) -> tuple[Plan, tuple[int, 
             slot[level] = Slot(*tables)
             slots_size = max(slots_size, end)
         slots.append(slot)
-    empty = Images(torch.empty(0), torch.empty(0))
+    empty = Examples(torch.empty(0), torch.empty(0))
     skeleton = dataclasses.replace(
         federation,
         data=dataclasses.replace(federation.data, train=empty, test=empty),
@@ -143,7 +143,7 @@ def _serve(connection: Connection, data: Arena, state: Arena, uploads: Arena) ->
         return
     torch.set_default_dtype(plan.dtype)
     tensors = data.views(plan.data)
-    train, test = (Images(tensors[f"{part}.x"], tensors[f"{part}.y"]) for part in ("train", "test"))
+    train, test = (Examples(tensors[f"{part}.x"], tensors[f"{part}.y"]) for part in ("train", "test"))
     federation = plan.federation
     federation = dataclasses.replace(federation, data=dataclasses.replace(federation.data, train=train, test=test))
     worker = Worker(federation)

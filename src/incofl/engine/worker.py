@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from incofl.client import Given, Score, Trained, evaluate, measure_buffers, train
-from incofl.data import Images, eval_batches, local_batches
+from incofl.data import eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
 from incofl.engine.seeds import Purpose, torch_rng
 from incofl.server import Server
@@ -73,8 +73,7 @@ class Worker:
         """The score of a level's sub-model on a part of the test set."""
         f = self._federation
         state = self._on_device(f.current_slice(job.level, server).look(server.state(job.level)))
-        test, end = f.data.test, job.start + EVAL_CHUNK
-        part = Images(test.x[job.start : end], test.y[job.start : end])
+        part = f.data.test.pick(slice(job.start, job.start + EVAL_CHUNK))
         batches = ((self._input(x), y.to(f.device)) for x, y in eval_batches(part, f.data.pipeline))
         # Compiling for another mode and batch size would take longer than an evaluation.
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():

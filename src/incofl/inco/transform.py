@@ -26,11 +26,12 @@ class InCo(Mixing):
         eps: against division by zero, in alpha and in both norms.
         guard_zero_reference: where the shallow update is zero leave the deep one as it is; false: halve it, as the
             released code does.
-        reference: which layer is the shallow one: ``released`` (as the model's layout says after the authors' code) or
-            ``first-same-shape`` (as the paper words it).
+        reference: which layer is the shallow one: ``released`` (as the model's layout says after the authors' code),
+            ``first-same-shape`` (as the paper words it: the first weight of that shape in the stage) or
+            ``across-blocks`` (the same weight of the first block where it has that shape).
     """
 
-    reference: Literal["released", "first-same-shape"] = "released"
+    reference: Literal["released", "first-same-shape", "across-blocks"] = "released"
 
     name = "inco"
 
@@ -40,7 +41,11 @@ class InCo(Mixing):
         All mixing reads the unmixed update (no chains). A pair of which no client of the cohort held the deep or the
         shallow layer is skipped.
         """
-        pairs = layout.shallow if self.reference == "released" else layout.first_same_shape
+        pairs = {
+            "released": layout.shallow,
+            "first-same-shape": layout.first_same_shape,
+            "across-blocks": layout.across_blocks,
+        }[self.reference]
         pairs = {deep: shallow for deep, shallow in pairs.items() if deep in update and shallow in update}
         alpha = {shallow: self.inner(update[shallow], update[shallow])[0] for shallow in dict.fromkeys(pairs.values())}
         # What is itself mixed serves others as it was before.

@@ -75,7 +75,8 @@ class HeteroFL(ClientRule):
         """Cross-entropy of masked logits."""
         logits = local.model(x)
         if self.options.mask and local.given.labels is not None:
-            logits = logits.masked_fill(local.given.labels == 0, 0)
+            absent = local.given.labels == 0
+            logits = logits.masked_fill(absent.view(-1, *[1] * (logits.dim() - 2)), 0)  # (B, C), or (B, C, length)
         return functional.cross_entropy(logits, y)
 
     def adjust(self, local: Local) -> None:

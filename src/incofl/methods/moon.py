@@ -97,7 +97,7 @@ def with_features(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     logits: Tensor = model(x)
     handle.remove()
-    return logits, seen[0].flatten(1)
+    return logits, seen[0].flatten(0, -2)  # of every position, where each has logits of its own
 
 
 def frozen(model: nn.Module, state: Tensors) -> nn.Module:

@@ -4,9 +4,10 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from incofl.errors import ConfigError, nearest
 from incofl.layout import Layout
@@ -15,9 +16,67 @@ from incofl.models.tiny import ResidualMlp, mlp_layout
 from incofl.split import exit_positions
 from incofl.tensors import Tensors, clone
 
-__all__ = ["MODELS", "Model", "Shape", "make_model"]
+__all__ = ["MODELS", "Family", "Model", "ModelOptions", "Shape", "find_family", "make_model"]
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What a config's ``model`` section and data set say about a model.
+
+    Attributes:
+        shape: of one example: channels, height and width, or the length of a text.
+        classes: how many.
+        vocabulary: how many tokens, of texts; 0: images.
+        sequence: whether every position of a text gets logits of its own.
+        width: multiplier of all widths.
+        stem: of ResNets.
+        depth: blocks or layers of a transformer or LSTM; ``None``: the family's.
+        dim: width of its residual stream or hidden state; ``None``: the family's.
+        heads: of its attention; ``None``: the family's.
+        patch: side of a ViT's patches; ``None``: what suits the images.
+        exits: how many, the usual head included; 0: no early exits.
+        head_convs: convolutions of an exit.
+    """
+
+    shape: Shape = (3, 32, 32)
+    classes: int = 10
+    vocabulary: int = 0
+    sequence: bool = False
+    width: float = 1.0
+    stem: Stem = "imagenet"
+    depth: int | None = None
+    dim: int | None = None
+    heads: int | None = None
+    patch: int | None = None
+    exits: int = 0
+    head_convs: int = 3
+
+
+@dataclass(frozen=True)
+class Family:
+    """A line of the table.
+
+    Attributes:
+        summary: for ``incofl list models``.
+        make: the module and its layout.
+        input: what it reads.
+        split: the depth splitting that suits it; ``None``: that follows from its layout.
+        levels: how many sizes suit it; ``None``: that follows from its layout.
+        side: at which images are shown to it; ``None``: as they are.
+        scaled: whether the width that a data set asks for is meant for it.
+        exits: whether it can have early exits.
+    """
+
+    summary: str
+    make: Callable[[ModelOptions], tuple[nn.Module, Layout]]
+    input: Literal["images", "texts", "any"] = "images"
+    split: Literal["stage", "layer"] | None = "stage"
+    levels: int | None = 5
+    side: int | None = None
+    scaled: bool = False
+    exits: bool = False
 
 
 @dataclass(frozen=True)
@@ -28,25 +87,19 @@ class Model:
         template: the module without values; clients' modules are cut from it.
         layout: its structure.
         initial: parameters and buffers at the start.
-        input_shape: channels, height and width of one example.
+        input_shape: of one example.
+        input_dtype: of one example; whole numbers for texts.
     """
 
     template: nn.Module
     layout: Layout
     initial: Tensors
     input_shape: Shape
+    input_dtype: torch.dtype = torch.float32
 
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """What a config's ``model`` section and data set say about a model."""
-
-    width: float
-    stem: Stem
-    shape: Shape
-    classes: int
-    exits: int = 0  # how many, the usual head included; 0: no early exits
-    head_convs: int = 3
+    def example(self, batch: int) -> Tensor:
+        """A batch without values, on the meta device."""
+        return torch.empty(batch, *self.input_shape, dtype=self.input_dtype, device="meta")
 
 
 def _resnet(depth: tuple[int, ...], options: ModelOptions) -> tuple[nn.Module, Layout]:
@@ -63,38 +116,51 @@ def _tiny_resnet(options: ModelOptions) -> tuple[nn.Module, Layout]:
 
 
 def _tiny_mlp(options: ModelOptions) -> tuple[nn.Module, Layout]:
-    if options.exits:
-        raise ConfigError("model.name: got 'tiny-mlp', expected a model with early exits for this method: a ResNet")
     channels, height, width = options.shape
     model = ResidualMlp(6, options.width, channels * height * width, options.classes)
     return model, mlp_layout(model)
 
 
-Factory = Callable[[ModelOptions], tuple[nn.Module, Layout]]
-
-MODELS: dict[str, Factory] = {name: functools.partial(_resnet, depth) for name, depth in DEPTHS.items()} | {
-    "tiny-resnet": _tiny_resnet,
-    "tiny-mlp": _tiny_mlp,
+MODELS: dict[str, Family] = {
+    name: Family(f"ResNet of {depth} blocks", functools.partial(_resnet, depth), scaled=True, exits=True)
+    for name, depth in DEPTHS.items()
+} | {
+    "tiny-resnet": Family("for tests", _tiny_resnet, scaled=True, exits=True),
+    "tiny-mlp": Family("for tests", _tiny_mlp, scaled=True),
 }
 
 
-def make_model(
-    name: str,
-    *,
-    seed: int = 0,
-    width: float = 1.0,
-    stem: Stem = "imagenet",
-    shape: Shape = (3, 32, 32),
-    classes: int = 10,
-    exits: int = 0,
-    head_convs: int = 3,
-) -> Model:
-    """A model of the table, initialised from a seed without touching torch's global random state."""
+def find_family(name: str) -> Family:
+    """The model of that name, or one clear line with the nearest name."""
     if name not in MODELS:
         raise ConfigError(f"model.name: got {name!r}{nearest(name, MODELS)}")
-    options = ModelOptions(width, stem, shape, classes, exits, head_convs)
+    return MODELS[name]
+
+
+def make_model(name: str, options: ModelOptions | None = None, *, seed: int = 0) -> Model:
+    """A model of the table, initialised from a seed without touching torch's global random state."""
+    options, family = options or ModelOptions(), find_family(name)
+    if options.exits and not family.exits:
+        with_exits = ", ".join(other for other, entry in MODELS.items() if entry.exits)
+        raise ConfigError(f"model.name: got {name!r}, expected a model with early exits for this method: {with_exits}")
+    held = "texts" if options.vocabulary else "images"
+    if family.input not in (held, "any"):
+        fitting = ", ".join(other for other, entry in MODELS.items() if entry.input == held)
+        raise ConfigError(f"model.name: got {name!r}, which reads {family.input}, expected one for {held}: {fitting}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module, layout = MODELS[name](options)
+        module, layout = family.make(options)
+    return as_model(module, layout, options)
+
+
+def as_model(module: nn.Module, layout: Layout, options: ModelOptions) -> Model:
+    """A server model from a module with values, which becomes its template."""
     initial = clone(module.state_dict())
-    return Model(module.to("meta"), layout, initial, shape)
+    kept = {name: buffer for name, buffer in module.named_buffers() if name not in initial}  # not part of its state
+    module.to("meta")
+    for name, buffer in kept.items():
+        parent, _, child = name.rpartition(".")
+        module.get_submodule(parent).register_buffer(child, buffer, persistent=False)
+    return Model(
+        module, layout, initial, options.shape, torch.long if options.vocabulary else torch.get_default_dtype()
+    )

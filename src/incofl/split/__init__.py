@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 
 from incofl.errors import LayoutError
 from incofl.layout import Layout
-from incofl.split.depth import Depth, DepthSplitter, check_depth, layer_depth, layer_depths, stage_depths
+from incofl.split.depth import Depth, DepthSplitter, check_depth, layer_depth, layer_depths, num_depths, stage_depths
 from incofl.split.exits import ExitSplitter, exit_positions, make_exit_splitter
 from incofl.split.slice import Slice, cut
 from incofl.split.submodel import submodel
@@ -24,6 +24,7 @@ __all__ = [
     "exit_positions",
     "make_exit_splitter",
     "make_splitter",
+    "num_depths",
     "submodel",
 ]
 

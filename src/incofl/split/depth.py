@@ -81,6 +81,11 @@ def layer_depths(layout: Layout, count: int) -> list[Depth]:
     return spread([layer_depth(layout, n, 0) for n in range(least, total + 1)], count)
 
 
+def num_depths(layout: Layout, kind: str) -> int:
+    """How many levels a model can have by stage or layer splitting."""
+    return layout.depth[-1] if kind == "layer" else 1 + sum(size - 1 for size in layout.depth)
+
+
 @dataclass(frozen=True)
 class DepthSplitter:
     """A client of level ``l`` keeps the first ``depths[l]`` blocks of each stage, at full width."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from incofl.errors import UploadError
-from incofl.layout import Layout
+from incofl.layout import Axis, Layout
 from incofl.tensors import Tensors
 
 # One dimension of one tensor: a run of neighbouring channels (a view, no copy) or any list of channels.
@@ -89,7 +89,7 @@ class Slice:
 
 
 def cut(layout: Layout, blocks: Collection[str], keep: Mapping[str, Index] | None = None) -> Slice:
-    """The slice that keeps the given ``blocks`` and, of each axis named in ``keep``, the given channels.
+    """The slice that keeps the given ``blocks`` and, of each axis named in ``keep``, the given units.
 
     Stem and head belong to no block and are always held. Because the choice is made per axis, tensors that share
     one (a residual stream) agree by construction.
@@ -100,10 +100,20 @@ def cut(layout: Layout, blocks: Collection[str], keep: Mapping[str, Index] | Non
     for name, axes in layout.axes.items():
         block = layout.block_of[name]
         if block is None or block in blocks:
-            at = tuple(WHOLE if axis is None else keep.get(axis.name, WHOLE) for axis in axes)
+            at = tuple(WHOLE if axis is None else positions(axis, keep.get(axis.name, WHOLE)) for axis in axes)
             index[name] = at
             shapes[name] = tuple(_length(i, n) for i, n in zip(at, layout.shapes[name], strict=True))
     return Slice(index, shapes)
+
+
+def positions(axis: Axis, units: Index) -> Index:
+    """Where some units of an axis lie along the dimension of a tensor."""
+    if not cuts(units) or (axis.copies == 1 and axis.unit == 1):
+        return units
+    if axis.copies == 1 and isinstance(units, slice):
+        start, stop, _ = units.indices(axis.size)
+        return slice(start * axis.unit, stop * axis.unit)
+    return torch.arange(axis.length).view(axis.copies, axis.size, axis.unit)[:, units].flatten()
 
 
 def cuts(index: Index) -> bool:

@@ -6,23 +6,32 @@ Nothing here knows an architecture: a model that has a Layout can be split.
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from incofl.layout import Layout
 from incofl.split.slice import Slice
 
 
+class Skip(nn.Identity):
+    """Stands where a block was left out: gives its first input back, whatever else the block would have got."""
+
+    def forward(self, input: Tensor, *others: object, **options: object) -> Tensor:
+        """The input."""
+        return input
+
+
 def submodel(template: nn.Module, layout: Layout, piece: Slice) -> nn.Module:
     """A module of the slice's shape, with undefined values; load a state of the slice before using it.
 
-    The template may live on the meta device, where it costs nothing.
+    The template may live on the meta device, where it costs nothing. Buffers that are no part of its state, such as
+    fixed position encodings, are kept as they are.
     """
     model = copy.deepcopy(template)
     held = {layout.block_of[name] for name in piece.index}
     for block in (*layout.blocks, *layout.exits):
         if block not in held:
             parent, _, child = block.rpartition(".")
-            setattr(model.get_submodule(parent), child, nn.Identity())  # keeps the names of the blocks around it
+            setattr(model.get_submodule(parent), child, Skip())  # keeps the names of the blocks around it
     for prefix, module in model.named_modules():
         _shrink(module, prefix + "." if prefix else "", piece)
     return model
@@ -30,16 +39,28 @@ def submodel(template: nn.Module, layout: Layout, piece: Slice) -> nn.Module:
 
 def _shrink(module: nn.Module, prefix: str, piece: Slice) -> None:
     for name, parameter in list(module.named_parameters(recurse=False)):
-        module.register_parameter(name, nn.Parameter(torch.empty(piece.shapes[prefix + name], dtype=parameter.dtype)))
+        # By assignment: recurrent layers keep a list of their weights, which follows it.
+        setattr(module, name, nn.Parameter(torch.empty(piece.shapes[prefix + name], dtype=parameter.dtype)))
     for name, buffer in list(module.named_buffers(recurse=False)):
-        module.register_buffer(name, torch.zeros(piece.shapes.get(prefix + name, buffer.shape), dtype=buffer.dtype))
-    # The sizes that modules remember besides their tensors; only LayerNorm computes with them.
+        if prefix + name in piece.shapes:
+            module.register_buffer(name, torch.zeros(piece.shapes[prefix + name], dtype=buffer.dtype))
+    # The sizes that modules remember besides their tensors; some compute with them.
     match module:
-        case nn.Conv2d():
+        case nn.modules.conv._ConvNd():
+            if module.groups == module.in_channels > 1:  # a filter per channel
+                module.groups = module.weight.shape[0] * module.in_channels // module.out_channels
             module.out_channels, module.in_channels = module.weight.shape[0], module.weight.shape[1] * module.groups
         case nn.Linear():
             module.out_features, module.in_features = module.weight.shape
-        case nn.BatchNorm1d() | nn.BatchNorm2d():
+        case nn.Embedding():
+            module.num_embeddings, module.embedding_dim = module.weight.shape
+        case nn.modules.batchnorm._BatchNorm() if module.affine:
             module.num_features = module.weight.shape[0]
-        case nn.LayerNorm():
+        case nn.LayerNorm() if module.elementwise_affine:
             module.normalized_shape = tuple(module.weight.shape)
+        case nn.GroupNorm() if module.affine:
+            module.num_channels = module.weight.shape[0]
+        case nn.RNNBase():
+            weight = module.get_parameter("weight_hh_l0")
+            module.hidden_size = weight.shape[1]
+            module.input_size = module.get_parameter("weight_ih_l0").shape[1]

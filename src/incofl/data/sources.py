@@ -1,0 +1,68 @@
+"""The table of data sets."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from incofl.data import images
+from incofl.data.dataset import Dataset, Source
+from incofl.data.pipeline import ImagePipeline, ImageViews
+from incofl.errors import DataError, nearest
+
+# Of the paper's ViTs, at 224 x 224.
+_LARGE = ImagePipeline(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), flip=True, crop=True)
+
+DATASETS: dict[str, Source] = {
+    "digits": Source(
+        summary="1,797 handwritten digits, 8x8, embedded (scikit-learn)",
+        classes=10,
+        view=ImageViews(
+            (1, 8, 8),
+            ImagePipeline(maximum=16, mean=(0.3048,), std=(0.3758,)),
+            ImagePipeline(maximum=16, mean=(0.3048,), std=(0.3758,)),
+        ),
+        load=images.digits,
+        width=0.25,
+        stem="small",
+    ),
+    "fashion-mnist": Source(
+        summary="70,000 articles of clothing, 28x28 shown at 32x32 (idx files in data.root/fashion-mnist)",
+        classes=10,
+        view=ImageViews((1, 32, 32), ImagePipeline(resize=32), ImagePipeline(channels=3)),
+        load=images.fashion_mnist,
+    ),
+    "cifar10": Source(
+        summary="60,000 photographs, 32x32 (binary or python version in data.root)",
+        classes=10,
+        view=ImageViews(
+            (3, 32, 32),
+            ImagePipeline(
+                mean=(0.49139968, 0.48215827, 0.44653124),
+                std=(0.24703233, 0.24348505, 0.26158768),
+                pad=4,
+                flip=True,
+                cutout=16,
+            ),
+            _LARGE,
+        ),
+        load=images.cifar10,
+    ),
+}
+
+
+def find_source(name: str) -> Source:
+    """The data set of that name, or one clear line with the nearest name."""
+    if name not in DATASETS:
+        raise DataError(f"data.name: got {name!r}{nearest(name, DATASETS)}")
+    return DATASETS[name]
+
+
+def load_dataset(name: str, root: Path, limit: int | None = None, seed: int = 0, side: int | None = None) -> Dataset:
+    """Reads a data set; ``limit`` keeps that many training examples, drawn by ``seed``; images are seen at ``side``."""
+    source = find_source(name)
+    train, test = source.load(root)
+    if limit is not None and limit < len(train):
+        keep = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(train))[:limit]))
+        train = train.pick(keep)
+    return Dataset(name, train, test, source.classes, source.view(side).pipeline)
