@@ -66,20 +66,18 @@ def _exits(config: Config) -> int:
 
 def build_splitter(config: Config, model: Model) -> Splitter:
     """The splitter, checked against the model."""
-    method = find_method(config.method)
+    method, wanted = find_method(config.method), config.split.levels
     if method.exits:
-        levels = config.split.levels
-        assert not isinstance(levels, str)  # resolved by Config for every model that has exits
+        assert not isinstance(wanted, str)  # resolved by Config for every model that has exits
         if config.split.depth != "full":
             raise ConfigError(f"split.depth: got {config.split.depth!r}, expected none: exits set the depth of a level")
-        return make_exit_splitter(model.layout, None if isinstance(levels, int) else check_ratios(levels))
+        return make_exit_splitter(model.layout, None if isinstance(wanted, int) else check_ratios(wanted))
     window = method.window
     if window == "rolling" and config.rolex.direction == "backward":
         window = "rolling-back"
     kind = config.split.kind
     if kind == "auto":  # of a model that the table does not know
         kind = "layer" if len(model.layout.stages) == 1 else "stage"
-    wanted = config.split.levels
     levels = min(5, num_depths(model.layout, kind)) if isinstance(wanted, str) else wanted
     return make_splitter(model.layout, kind, levels, config.split.depth, window)
 
