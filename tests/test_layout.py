@@ -51,3 +51,26 @@ def test_block_names_are_not_confused_by_common_beginnings() -> None:
     found = Layout.of(module, {}, [[f"blocks.{i}" for i in range(12)]], {})
     assert found.block_of["blocks.10.weight"] == "blocks.10"
     assert found.block_of["blocks.1.weight"] == "blocks.1"
+
+
+def test_an_axis_has_one_number_of_units() -> None:
+    axes = {"w": (Axis("a", 2),), "v": (Axis("a", 3),)}
+    with pytest.raises(LayoutError, match="axis 'a' has 3 units in 'v', 2 elsewhere"):
+        layout(axes=axes, shapes={"w": (2,), "v": (3,)})
+
+
+def test_tied_parameters_are_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    with pytest.raises(LayoutError, match=r"'1.weight' is the same tensor as another parameter"):
+        Layout.of(model, {}, [], {})
+
+
+def test_counterparts_across_blocks() -> None:
+    """The same weight of the first block where it has this shape: the downsampling first block of a stage differs."""
+    found = make_model("resnet26", ModelOptions(width=0.125)).layout.across_blocks
+    assert found["layer1.2.conv1.weight"] == "layer1.0.conv1.weight"
+    assert found["layer2.2.conv1.weight"] == "layer2.1.conv1.weight"
+    assert found["layer2.1.conv2.weight"] == "layer2.0.conv2.weight"
+    assert "layer2.1.conv1.weight" not in found
+    assert not any(".bn" in name for name in found)

@@ -174,7 +174,7 @@ class ChangeSum:
     def mean(self, server_lr: float = 1.0) -> Change:
         """What the uploads together do; once."""
         update = self._update.mean()
-        if server_lr != 1:
+        if server_lr != 1 and update.values:
             torch._foreach_mul_(list(update.values.values()), server_lr)
         return Change(update, self._buffers.mean())
 

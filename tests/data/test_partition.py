@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incofl.data import make_partition
+from incofl.data import make_partition, natural_partition
 from incofl.errors import DataError
 
 LABELS = torch.arange(5_000) % 10
@@ -59,3 +59,22 @@ def test_an_impossible_skew_ends_with_advice() -> None:
         DataError, match=r"data.alpha: got 0.001 for 100 clients.*raise data.alpha or lower data.clients"
     ):
         make_partition(LABELS, 100, "dirichlet", 0.001, rng())
+
+
+class TestNatural:
+    groups = torch.tensor([0, 1, 1, 2, 2, 2, 3, 1])
+
+    def test_the_largest_parts_in_a_random_order(self) -> None:
+        parts = natural_partition(self.groups, 2, np.random.default_rng(0))
+        assert sorted(part.tolist() for part in parts) == [[1, 2, 7], [3, 4, 5]]
+        orders = {tuple(len(p) for p in natural_partition(self.groups, 4, np.random.default_rng(s))) for s in range(9)}
+        assert len(orders) > 1  # or the largest parts would all go to the smallest clients
+
+    def test_refused(self) -> None:
+        rng = np.random.default_rng(0)
+        with pytest.raises(DataError, match=r"data.clients: got 5, expected at most 4"):
+            natural_partition(self.groups, 5, rng)
+        with pytest.raises(DataError, match=r"data.partition: got 'natural', expected 'dirichlet', 'iid' or 'virtual'"):
+            natural_partition(None, 5, rng)
+        with pytest.raises(DataError, match=r"data.partition: got 'dirichlet', expected 'natural' or 'iid'"):
+            make_partition(torch.zeros(8, 3, dtype=torch.long), 2, "dirichlet", 0.5, rng)

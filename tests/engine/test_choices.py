@@ -13,6 +13,7 @@ from incofl.engine.executor import InProcess
 from incofl.engine.load import load_model
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.run import make_executor
+from incofl.engine.worker import layout_of
 from incofl.errors import ConfigError
 from tests.federations import tiny_config
 
@@ -77,3 +78,10 @@ def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
     eager, fused = (load_model(tmp_path / name).state_dict() for name in ("eager", "compiled"))
     for name, value in eager.items():
         torch.testing.assert_close(fused[name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("channels", "stride", "last"), [(7, 2, False), (8, 2, True), (2, 1, True)])
+def test_narrow_shortcuts_are_not_computed_channels_last(channels: int, stride: int, last: bool) -> None:
+    """Of a strided 1x1 convolution of fewer than eight channels oneDNN's backward pass destroys the heap."""
+    module = torch.nn.Sequential(torch.nn.Conv2d(channels, 16, 1, stride), torch.nn.Conv2d(16, 16, 3))
+    assert layout_of(module) == (torch.channels_last if last else torch.contiguous_format)

@@ -9,11 +9,11 @@ from torch import nn
 from incofl.data import local_batches
 from incofl.engine.federation import Federation
 from incofl.engine.seeds import Purpose, torch_rng
-from incofl.engine.worker import one_thread
+from incofl.engine.worker import layout_of, one_thread
 from incofl.inco import InCo
 from incofl.split import DepthSplitter, submodel
 from incofl.tensors import Tensors, clone
-from tests.federations import run_rounds, tiny_federation
+from tests.federations import run_rounds, tiny_config, tiny_federation
 
 
 def same(a: Tensors, b: Tensors) -> bool:
@@ -31,7 +31,7 @@ def plain_fedavg(federation: Federation, rounds: int, cohort: int) -> Tensors:
         for job in federation.schedule(round, cohort):
             model: nn.Module = submodel(template, layout, whole)
             model.load_state_dict(weights)
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model.to(memory_format=layout_of(model))  # type: ignore[call-overload]
             optimizer = torch.optim.Adam(model.parameters(), lr=federation.local.lr, fused=True)
             rng = torch_rng(federation.seed, Purpose.TRAINING, round, job.client)
             data = federation.data
@@ -39,7 +39,7 @@ def plain_fedavg(federation: Federation, rounds: int, cohort: int) -> Tensors:
                 data.train, federation.partition[job.client], data.pipeline, federation.local, rng
             ):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x.to(memory_format=torch.channels_last)), y).backward()  # type: ignore[no-untyped-call]
+                nn.functional.cross_entropy(model(x.to(memory_format=layout_of(model))), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             for name, value in model.state_dict().items():
                 sums[name] += value - weights[name] if name in layout.parameters else value
@@ -166,3 +166,18 @@ def test_fedavg_levels_do_not_touch_each_other() -> None:
         shared = hetero.slice(0, 0).take(run_rounds(hetero, 1)[-1].state(0))
         assert same(small, initial)
         assert not any(torch.equal(shared[name], initial[name]) for name in shared)
+
+
+def test_a_server_learning_rate_scales_the_step() -> None:
+    """Half the rate, half the step; ``1/epochs`` is what the paper's code does for ViTs."""
+    full, half = (
+        run_rounds(tiny_federation("method=heteroavg", f"aggregate.server_lr={rate}"), 1) for rate in (1.0, 0.5)
+    )
+    layout = full[0].layout
+    for name in layout.parameters:
+        step, smaller = (servers[1].shared[name] - servers[0].shared[name] for servers in (full, half))
+        assert torch.allclose(smaller, step / 2, atol=1e-7)
+    for name in layout.buffers:
+        assert torch.equal(full[1].shared[name], half[1].shared[name])
+    config = tiny_config("aggregate.server_lr=1/epochs", "local.epochs=5")
+    assert config.aggregate.server_lr == 0.2

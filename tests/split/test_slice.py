@@ -101,3 +101,39 @@ class TestCheck:
     def test_refuses(self, part: dict[str, Tensor], message: str) -> None:
         with pytest.raises(UploadError, match=message):
             self.piece().check(part, "client 17")
+
+
+class TestUnitsAndCopies:
+    """Three matrices of two heads of two channels in one: q, k and v; and gates of an LSTM."""
+
+    heads = Axis("heads", 2, unit=2)
+    stacked = Axis("heads", 2, copies=3, unit=2)
+    layout = Layout(
+        axes={"qkv": (stacked, None), "proj": (None, heads)},
+        shapes={"qkv": (12, 1), "proj": (1, 4)},
+        stages=(),
+        shallow={},
+        buffers=frozenset(),
+    )
+
+    def test_a_head_is_kept_whole_in_every_copy(self) -> None:
+        piece = cut(self.layout, (), {"heads": slice(0, 1)})
+        full = {"qkv": torch.arange(12).view(12, 1), "proj": torch.arange(4).view(1, 4)}
+        part = piece.take(full)
+        assert part["qkv"].flatten().tolist() == [0, 1, 4, 5, 8, 9]
+        assert part["proj"].tolist() == [[0, 1]]
+        assert piece.shapes == {"qkv": (6, 1), "proj": (1, 2)}
+
+    def test_units_in_another_order(self) -> None:
+        """A window that wraps: head 1, then head 0."""
+        piece = cut(self.layout, (), {"heads": torch.tensor([1, 0])})
+        part = piece.take({"qkv": torch.arange(12).view(12, 1), "proj": torch.arange(4).view(1, 4)})
+        assert part["qkv"].flatten().tolist() == [2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9]
+        assert part["proj"].tolist() == [[2, 3, 0, 1]]
+
+    def test_what_is_put_back_lies_where_it_was_taken(self) -> None:
+        piece = cut(self.layout, (), {"heads": slice(1, 2)})
+        full = {"qkv": torch.zeros(12, 1), "proj": torch.zeros(1, 4)}
+        piece.put({name: torch.ones(shape) for name, shape in piece.shapes.items()}, full)
+        assert full["qkv"].flatten().tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1]
+        assert full["proj"].tolist() == [[0, 0, 1, 1]]
