@@ -20,7 +20,7 @@ from incofl.config import Config, load_config, presets
 from incofl.data import DATASETS
 from incofl.devices import load_devices
 from incofl.display import CompareDisplay, RunDisplay, comparison_table, make_console, plan_table, result_table
-from incofl.engine.build import build_model, build_splitter, client_levels
+from incofl.engine.build import build_method, build_model, build_splitter, client_levels
 from incofl.engine.compare import compare as run_comparison
 from incofl.engine.compare import table as comparison_lines
 from incofl.engine.federation import clients_by_level
@@ -237,7 +237,7 @@ def _config(config: str | None, method: str | None, set_: list[str] | None, flee
 
 def _costs(config: Config) -> list[Cost]:
     model = build_model(config)
-    return costs(model, build_splitter(config, model), config.local)
+    return costs(model, build_splitter(config, model), config.local, build_method(config))
 
 
 def _with_fleet(config: Config, fleet: list[DeviceClass], chosen: list[int], num_levels: int) -> Config:

@@ -120,6 +120,10 @@ class ClientRule:
     def check(self, model: nn.Module) -> None:
         """Refuses a model that the method cannot train, with one clear line."""
 
+    def extend(self, model: nn.Module, layout: Layout) -> Layout:
+        """Once, on the new server model: the place for layers of the method's own; the layout with them in it."""
+        return layout
+
     def prepare(self, model: nn.Module, layout: Layout) -> None:
         """Once per sub-model, after it has been built: the place for hooks on layers."""
 

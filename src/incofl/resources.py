@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from incofl.client import LocalSettings
 from incofl.errors import ConfigError
+from incofl.method import Method
 from incofl.models import Model
+from incofl.server import Server
 from incofl.split import Slice, Splitter, submodel
 
 
@@ -23,10 +25,12 @@ class Cost:
         parameters: trained scalars.
         macs: multiply-accumulate operations of convolutions and matrix products, forward, one example. A training
             step costs about three times that.
-        bytes_down: what the client receives in a round: parameters and buffers.
+        bytes_down: what the client receives in a round: parameters, buffers, and what the method sends besides.
         bytes_up: what it sends.
         memory: estimate of what training needs at its peak: weights, received weights, gradients, optimiser state,
-            and the activations kept for the backward pass of one batch. Without the framework itself.
+            what the method sends besides and what the client remembers from its last turn (Scaffold's correction and
+            variate, MOON's previous model), and the activations kept for the backward pass of one batch. Without the
+            framework itself.
     """
 
     level: int
@@ -39,34 +43,55 @@ class Cost:
     memory: int
 
 
-def costs(model: Model, splitter: Splitter, settings: LocalSettings) -> list[Cost]:
+PLAIN = Method("plain", "sends and remembers nothing besides the model")
+
+
+def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
     """The cost of each level, smallest first."""
     ratios = getattr(splitter, "ratios", None) or (1.0,) * len(splitter.depths)
-    return [
-        _cost(model, splitter.slice(model.layout, level, 0), level, splitter.depths[level], ratios[level], settings)
-        for level in range(len(splitter.depths))
-    ]
+    found = []
+    for level, (depth, width) in enumerate(zip(splitter.depths, ratios, strict=True)):
+        piece = splitter.slice(model.layout, level, 0)
+        module = submodel(model.template, model.layout, piece).to("meta")
+        parameters = sum(math.prod(piece.shapes[name]) for name in model.layout.parameters & piece.shapes.keys())
+        transfer, besides = piece.num_bytes(model.initial), _besides(model, piece, level, method)
+        # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
+        copies = 3 + (2 if settings.optimizer == "adam" else int(settings.momentum > 0))
+        activations = activation_bytes(module, model.example(settings.batch_size))
+        cost = Cost(
+            level=level,
+            blocks=depth,
+            width=width,
+            parameters=parameters,
+            macs=count_macs(module, model.example(1)),
+            bytes_down=transfer + besides.received,
+            bytes_up=transfer + besides.uploaded,
+            memory=copies * 4 * parameters + activations + besides.received + besides.remembered,
+        )
+        found.append(cost)
+    return found
 
 
-def _cost(
-    model: Model, piece: Slice, level: int, depth: tuple[int, ...], width: float, settings: LocalSettings
-) -> Cost:
-    sizes = {name: math.prod(shape) for name, shape in piece.shapes.items()}
-    parameters = sum(size for name, size in sizes.items() if name in model.layout.parameters)
-    transfer = sum(size * model.initial[name].element_size() for name, size in sizes.items())
-    module = submodel(model.template, model.layout, piece).to("meta")
-    # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
-    optimizer_states = 2 if settings.optimizer == "adam" else int(settings.momentum > 0)
-    return Cost(
-        level=level,
-        blocks=depth,
-        width=width,
-        parameters=parameters,
-        macs=count_macs(module, model.example(1)),
-        bytes_down=transfer,
-        bytes_up=transfer,
-        memory=(3 + optimizer_states) * 4 * parameters + activation_bytes(module, model.example(settings.batch_size)),
+@dataclass(frozen=True)
+class Besides:
+    """Bytes of what a method has a client of one level hold besides its model."""
+
+    received: int
+    uploaded: int
+    remembered: int
+
+
+def _besides(model: Model, piece: Slice, level: int, method: Method) -> Besides:
+    """As the two halves of the method declare it; no values are needed to know."""
+    layout, client = model.layout, method.client
+    state = {name: value.to("meta") for name, value in model.initial.items()}
+    with torch.device("meta"):
+        server = method.server.start(Server(layout, state, population={level: (piece, 1)}))
+        sent = method.server.sent(server, level)
+    uploaded, remembered = (
+        {name: state[name] for name in names} for names in (client.extra(layout), client.memory(layout))
     )
+    return Besides(*map(piece.num_bytes, (sent, uploaded, remembered)))
 
 
 def count_macs(module: nn.Module, example: Tensor) -> int:

@@ -52,7 +52,9 @@ def build_model(config: Config) -> Model:
         exits=_exits(config),
         head_convs=config.scalefl.head_convs,
     )
-    return make_model(m.name, options, seed=seed_of(config.seed, Purpose.MODEL))
+    return make_model(
+        m.name, options, seed=seed_of(config.seed, Purpose.MODEL), extend=build_method(config).client.extend
+    )
 
 
 def _exits(config: Config) -> int:

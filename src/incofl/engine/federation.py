@@ -93,7 +93,7 @@ class Federation:
     @cached_property
     def costs(self) -> list[Cost]:
         """The resources that each level needs."""
-        return costs(self.model, self.splitter, self.local)
+        return costs(self.model, self.splitter, self.local, self.method)
 
     def start(self) -> Server:
         """The server before the first round."""

@@ -30,7 +30,25 @@ def load_model(folder: str | Path, level: int = -1) -> nn.Module:
     if not -levels <= level < levels:
         raise ConfigError(f"level: got {level}, expected 0 to {levels - 1}, or -1 for the largest")
     server = load_checkpoint(records.checkpoint, Server(model.layout, model.initial)).server
+    if config.buffers == "static" and model.layout.buffers:
+        _check_measured(records, server, level % levels)
     piece = splitter.slice(model.layout, level % levels, max(server.round - 1, 0))
     module = submodel(model.template, model.layout, piece)
     module.load_state_dict(piece.take(server.state(level % levels)))
     return module.eval()
+
+
+def _check_measured(records: RunFolder, server: Server, level: int) -> None:
+    """Refuses weights whose batch-norm statistics were not measured with them."""
+    row = next(row for row in records.rows() if row["round"] == server.round)
+    if row["accuracy"] is None:
+        raise RunError(
+            f"{records.path}: round {server.round}, the last finished one, was not evaluated, so that its static "
+            "batch-norm statistics were not measured; continue to a round that is, the last one for example: "
+            f"incofl run --resume --out {records.path}"
+        )
+    if level not in server.private:
+        raise RunError(
+            f"{records.path}: nobody trains level {level}, so that its static batch-norm statistics were not measured; "
+            f"load one of {sorted(server.private)}"
+        )

@@ -11,7 +11,7 @@ from incofl.engine.trace import Trace
 from incofl.errors import UploadError
 from incofl.method import Method, Upload
 from incofl.server import Record, Server
-from incofl.tensors import all_finite, num_bytes
+from incofl.tensors import Tensors, all_finite, num_bytes
 
 
 def run_round(server: Server, method: Method, jobs: Sequence[Job], executor: Executor, tally: "Tally") -> Server:
@@ -25,7 +25,10 @@ def run_round(server: Server, method: Method, jobs: Sequence[Job], executor: Exe
 
 @dataclass
 class Tally:
-    """What a round's uploads amount to, counted as they stream past."""
+    """What a round's uploads amount to, counted as they stream past.
+
+    ``sent`` says what the server sends a level besides the model; see ``ServerRule.sent``.
+    """
 
     clients: list[int] = field(default_factory=list)
     rejected: list[dict[str, int | str]] = field(default_factory=list)
@@ -34,6 +37,7 @@ class Tally:
     loss_sum: float = 0.0
     examples: int = 0
     records: dict[str, Record] = field(default_factory=dict)
+    sent: Callable[[int], Tensors] = lambda level: {}
     on_upload: Callable[[int], None] = lambda client: None
     on_accepted: Callable[[Upload], None] = lambda upload: None
     trace: Trace = field(default_factory=Trace)
@@ -55,7 +59,7 @@ class Tally:
             return False
         size = num_bytes(upload.update) + num_bytes(upload.buffers)
         self.bytes_up += size + num_bytes(upload.extra)
-        self.bytes_down += size + num_bytes(upload.extra)
+        self.bytes_down += size + upload.slice.num_bytes(self.sent(upload.level))
         try:
             check(upload)
         except UploadError as problem:

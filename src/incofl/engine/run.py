@@ -1,5 +1,6 @@
 """A run: rounds, evaluation, records, a checkpoint after each round, and its resumption bit for bit."""
 
+import functools
 import math
 import os
 import time
@@ -113,7 +114,12 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
     executor = make_executor(config, federation, config.rounds - server.round, trace, store)
     try:
         while server.round < config.rounds:
-            tally = Tally(on_upload=progress.uploaded, on_accepted=store.keeper(server.round), trace=trace)
+            tally = Tally(
+                sent=functools.partial(federation.method.server.sent, server),
+                on_upload=progress.uploaded,
+                on_accepted=store.keeper(server.round),
+                trace=trace,
+            )
             server, row = _round(config, federation, server, executor, tally, trace)
             with trace.span("records, checkpoint"):
                 folder.append(row)

@@ -11,8 +11,13 @@ trained, z_g under the received one and z_p under the client's previous one, the
 4. A client that trains for the first time has no previous model, and no contrastive term.
 5. A client remembers its last local model, also where a run is interrupted and resumed.
 
-Differences: no projection head (NIID-Bench has none by default, the original has one); mu = 1 and T = 0.5. NIID-Bench
-leaves the frozen models in training mode, and takes a never trained client's initial state for its previous model.
+6. ``moon.projection`` puts a projection between features and head, Linear(F, F), ReLU, Linear(F, projection), which the
+   clients train as part of the model; z is then what the projection gives. Width splitting narrows it like the rest.
+
+Differences: no projection by default, as in NIID-Bench; the original has one, of size 256. mu = 1, the original's
+default (its authors tune it, up to 10; NIID-Bench's is 0.001), and T = 0.5 as everywhere. Both train with SGD; here the
+optimiser is the configured one. NIID-Bench leaves the frozen models in training mode, skips batches of one example, and
+takes a never trained client's initial state for its previous model.
 """
 
 import copy
@@ -24,7 +29,7 @@ from torch.nn import functional
 
 from incofl.client import ClientRule, Local, Trained
 from incofl.errors import ConfigError
-from incofl.layout import Layout
+from incofl.layout import Axes, Axis, Layout
 from incofl.method import Method, ServerRule
 from incofl.tensors import Tensors
 
@@ -36,16 +41,20 @@ class Moon(ClientRule):
     Attributes:
         mu: weight of the contrastive term; 0 is FedAvg.
         temperature: T.
+        projection: size of a projection before the head, 256 in the original; 0: none.
     """
 
     mu: float = 1.0
     temperature: float = 0.5
+    projection: int = 0
 
     def __post_init__(self) -> None:
         if not self.mu >= 0:
             raise ConfigError(f"moon.mu: got {self.mu}, expected a number >= 0")
         if not self.temperature > 0:
             raise ConfigError(f"moon.temperature: got {self.temperature}, expected a number > 0")
+        if not 0 <= self.projection <= 2**16:
+            raise ConfigError(f"moon.projection: got {self.projection}, expected a whole number from 0 to {2**16}")
 
     def memory(self, layout: Layout) -> frozenset[str]:
         """The last local model, buffers included."""
@@ -56,6 +65,13 @@ class Moon(ClientRule):
         if find_head(model) is None:
             kind = type(model).__name__
             raise ConfigError(f"method: moon needs a model whose last layer is linear; {kind} has another")
+
+    def extend(self, model: nn.Module, layout: Layout) -> Layout:
+        """Puts the projection before the head."""
+        if not self.projection:
+            return layout
+        self.check(model)
+        return project(model, layout, self.projection)
 
     def begin(self, local: Local) -> None:
         """The two frozen models, if there is a previous one."""
@@ -89,6 +105,28 @@ def find_head(model: nn.Module) -> nn.Linear | None:
     return layers[-1] if layers and isinstance(layers[-1], nn.Linear) else None
 
 
+def project(model: nn.Module, layout: Layout, size: int) -> Layout:
+    """Replaces the head, in place, by a projection of the features and a head on it; both sizes can be narrowed."""
+    head = find_head(model)
+    assert head is not None  # checked before
+    name = next(name for name, module in model.named_modules() if module is head)
+    classes, features = layout.axes[f"{name}.weight"]
+    hidden, projected = Axis(f"{name}.hidden", head.in_features), Axis(f"{name}.projected", size)
+    model.set_submodule(
+        name,
+        nn.Sequential(
+            nn.Linear(head.in_features, hidden.size),
+            nn.ReLU(),
+            nn.Linear(hidden.size, projected.size),
+            nn.Linear(projected.size, head.out_features),
+        ),
+    )
+    axes: dict[str, Axes] = {entry: layout.axes[entry] for entry in model.state_dict() if entry in layout.axes}
+    for layer, outputs, inputs in ((0, hidden, features), (2, projected, hidden), (3, classes, projected)):
+        axes |= {f"{name}.{layer}.weight": (outputs, inputs), f"{name}.{layer}.bias": (outputs,)}
+    return Layout.of(model, axes, layout.stages, layout.shallow, layout.exits)
+
+
 def with_features(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """Logits, and what the head got."""
     seen: list[Tensor] = []
@@ -101,9 +139,9 @@ def with_features(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def frozen(model: nn.Module, state: Tensors) -> nn.Module:
-    """A copy of a module with other values, for evaluation."""
+    """A copy of a module with other values, in their memory, for evaluation."""
     other = copy.deepcopy(model)
-    other.load_state_dict(state)
+    other.load_state_dict(state, assign=True)
     return other.eval().requires_grad_(False)
 
 

@@ -137,8 +137,20 @@ def find_family(name: str) -> Family:
     return MODELS[name]
 
 
-def make_model(name: str, options: ModelOptions | None = None, *, seed: int = 0) -> Model:
-    """A model of the table, initialised from a seed without touching torch's global random state."""
+Extend = Callable[[nn.Module, Layout], Layout]  # changes a module in place, and gives its new layout
+
+
+def make_model(
+    name: str,
+    options: ModelOptions | None = None,
+    *,
+    seed: int = 0,
+    extend: Extend = lambda module, layout: layout,
+) -> Model:
+    """A model of the table, initialised from a seed without touching torch's global random state.
+
+    Layers that ``extend`` adds are initialised after all others, which so keep the weights that they have without.
+    """
     options, family = options or ModelOptions(), find_family(name)
     if options.exits and not family.exits:
         with_exits = ", ".join(other for other, entry in MODELS.items() if entry.exits)
@@ -150,6 +162,7 @@ def make_model(name: str, options: ModelOptions | None = None, *, seed: int = 0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module, layout = family.make(options)
+        layout = extend(module, layout)
     return as_model(module, layout, options)
 
 

@@ -82,6 +82,10 @@ class Slice:
                     "was it trained with another round's slice?"
                 )
 
+    def num_bytes(self, full: Mapping[str, Tensor]) -> int:
+        """Bytes of this part of a server-sized state, as they would cross a network uncompressed."""
+        return sum(math.prod(shape) * full[name].element_size() for name, shape in self.shapes.items() if name in full)
+
     @property
     def num_elements(self) -> int:
         """How many scalars this slice holds, buffers included."""
