@@ -242,6 +242,16 @@ def test_help(incofl: Shell) -> None:
         (["run", "--resume", "--out", "typo"], "typo: holds no run to resume; check --out"),
         (["run", "--set", "split.levels=[]"], "split.levels: got an empty list"),
         (["run", "--set", "engine.device=toaster"], "engine.device: got 'toaster', expected a device of this machine"),
+        (["run", "--set", "prox.mu=-1"], "prox.mu: got -1.0, expected a number >= 0"),
+        (["run", "--set", "moon.projection=-1"], "moon.projection: got -1, expected a whole number from 0 to 65536"),
+        (
+            ["run", "--method", "scalefl", "--set", "model.name=tiny-mlp"],
+            "model.name: got 'tiny-mlp', expected a model with early exits for this method: a ResNet",
+        ),
+        (
+            ["run", "--method", "heterofl", "--set", "split.kind=stage"],
+            "split.kind: got 'stage', expected 'hetero': heterofl splits by width",
+        ),
         (["run", "--colour"], "No such option"),
         (["runn"], "No such command 'runn'"),
         (["list", "colours"], "'colours' is not one of"),
@@ -290,3 +300,44 @@ def test_folders_of_other_runs(incofl: Shell, tmp_path: Path) -> None:
     code, _, err = incofl("run", *SMALL, "--set", "seed=3", "--out", tmp_path)
     assert (code, err.count("\n")) == (2, 1)
     assert "holds a run with another config (seed is 0 there, 3 here)" in err
+
+
+@pytest.mark.parametrize("projection", [0, 16])
+def test_moon_on_a_model_without_features(incofl: Shell, monkeypatch: pytest.MonkeyPatch, projection: int) -> None:
+    """Its last layer is no linear one, so that there is nothing to take for features."""
+    from torch import nn
+
+    from incofl.layout import Layout
+    from incofl.models import MODELS, ModelOptions
+
+    def headless(options: ModelOptions) -> tuple[nn.Module, Layout]:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.LogSoftmax(1))
+        return model, Layout.of(model, {}, [["1"]], {})
+
+    monkeypatch.setitem(MODELS, "headless", headless)
+    options = ["--set", "model.name=headless", "--set", "split.levels=1", "--set", f"moon.projection={projection}"]
+    code, _, err = incofl("run", "--method", "heteromoon", *options)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "method: moon needs a model whose last layer is linear; Sequential has another" in err
+
+
+def test_scaffold_with_a_missing_client_file(incofl: Shell, tmp_path: Path) -> None:
+    scaffold = [*SMALL, "--method", "heteroscaffold", "--out", tmp_path]
+    assert incofl("run", *scaffold)[0] == 0
+    victim = min((tmp_path / "checkpoint" / "clients").iterdir())
+    victim.unlink()
+    code, _, err = incofl("run", *scaffold, "--set", "rounds=3", "--resume")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{victim}: the memory of a client is missing (1 in all); the run cannot be continued without it" in err
+
+
+def test_plan_counts_what_a_method_sends(incofl: Shell) -> None:
+    """Scaffold's variate, four bytes a parameter, both ways."""
+    plain, scaffold = (
+        json.loads(incofl("plan", "--method", method, "--json")[1])["levels"]
+        for method in ("heteroavg", "heteroscaffold")
+    )
+    for ours, theirs in zip(scaffold, plain, strict=True):
+        for way in ("bytes_down", "bytes_up"):
+            assert ours[way] - theirs[way] == 4 * ours["parameters"]
+        assert ours["memory"] - theirs["memory"] == 8 * ours["parameters"]

@@ -22,6 +22,7 @@ PER_SIZE = ("fedavg", "fedprox", "fednova", "scaffold", "moon")
 SPLIT = ("heteroavg", "heteroprox", "heteronova", "heteroscaffold", "heteromoon")
 UNEQUAL = ("heterofl", "inclusivefl", "fedrolex", "scalefl")
 NAMES = list(METHODS)
+MODELS = ("tiny-resnet", "tiny-mlp")  # a member of each family
 
 
 def same(a: Tensors, b: Tensors) -> bool:
@@ -42,10 +43,13 @@ def test_all_promised_names_are_there() -> None:
         assert METHODS[f"{base}+inco"] is METHODS[base.replace("hetero", "inco")]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_rounds(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [(name, model) for name in NAMES for model in MODELS if not (METHODS[name].exits and model == "tiny-mlp")],
+)
+def test_two_rounds(name: str, model: str) -> None:
     """Finite; a position that nobody held keeps its bits; and a round leaves what it started from as it was."""
-    federation = tiny_federation(f"method={name}")
+    federation = tiny_federation(f"method={name}", f"model.name={model}")
     layout, store, server = federation.model.layout, make_store(federation), federation.start()
     for round in range(2):
         before = snapshot(server)
@@ -166,6 +170,7 @@ def test_documented(name: str) -> None:
         "prox.mu=0.3",
         "scaffold.correction_scale=0.5",
         "moon.temperature=0.2",
+        "moon.projection=256",
         "heterofl.mask=false",
         "rolex.direction=backward",
         "scalefl.gamma=0.1",
@@ -187,9 +192,13 @@ def test_options_round_trip_and_arrive(setting: str) -> None:
         (["scaffold.correction_scale=2"], "scaffold.correction_scale: got 2.0, expected a number in [0, 1]"),
         (["moon.temperature=0"], "moon.temperature: got 0.0, expected a number > 0"),
         (["moon.mu=-0.1"], "moon.mu: got -0.1, expected a number >= 0"),
+        (["moon.projection=-1"], "moon.projection: got -1, expected a whole number from 0 to 65536"),
+        (["scaffold.population=some"], "scaffold.population: got 'some', expected 'holders' or 'all'"),
         (["heterofl.clip=0"], "heterofl.clip: got 0.0, expected a number > 0 or none"),
         (["rolex.direction=up"], "rolex.direction: got 'up', expected 'forward' or 'backward'"),
         (["scalefl.gamma=-1"], "scalefl.gamma: got -1.0, expected a number >= 0"),
+        (["scalefl.temperature=0"], "scalefl.temperature: got 0.0, expected a number > 0"),
+        (["scalefl.distil_after=-1"], "scalefl.distil_after: got -1, expected a whole number >= 0 or none"),
         (["scalefl.head_convs=10"], "scalefl.head_convs: got 10, expected a whole number from 0 to 9"),
         (["method=fedrolex", "buffers=per-level"], "buffers: got 'per-level', expected 'static' or 'average'"),
         (["method=heteromoon", "buffers=static"], "buffers: got 'static', expected another"),

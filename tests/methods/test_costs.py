@@ -22,8 +22,9 @@ def planned(name: str, *settings: str) -> list[Cost]:
     return tiny_federation(f"method={name}", *settings).costs
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("name", ["heteroavg", "heteroscaffold", "scaffold", "heteromoon"])
+@pytest.mark.parametrize(
+    ("name", "workers"), [("heteroavg", 1), ("heteroscaffold", 1), ("heteroscaffold", 2), ("scaffold", 1), ("moon", 1)]
+)
 def test_recorded_bytes_are_the_planned_ones(name: str, workers: int, tmp_path: Path) -> None:
     config = tiny_config(f"method={name}", "rounds=2", f"engine.workers={workers}")
     incofl.run(config, tmp_path)

@@ -1,5 +1,6 @@
 """In float64: which methods are the same, and when."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from torch.nn import functional
 
 from incofl.client import Given, Local, LocalSettings
 from incofl.engine.executor import make_store
+from incofl.method import Upload
 from incofl.methods.heterofl import HeteroFL, HeteroFLOptions, HeteroFLServer
 from incofl.methods.moon import Moon, contrast, with_features
 from incofl.methods.scalefl import divergence, weighted_loss
@@ -74,6 +76,26 @@ def test_fedrolex_starts_as_heterofl() -> None:
     rolex, hetero = (run_rounds(tiny_federation(f"method={m}", EXACT), 2) for m in ("fedrolex", "heterofl"))
     assert all(torch.equal(rolex[1].shared[n], hetero[1].shared[n]) for n in rolex[1].layout.parameters)
     assert any(not torch.equal(rolex[2].shared[n], hetero[2].shared[n]) for n in rolex[2].layout.parameters)
+
+
+@pytest.mark.usefixtures("double")
+def test_fedrolex_weights_by_history_cancel() -> None:
+    """A position was updated h times before, whoever holds it now: sum h x / sum h is the plain mean of the x."""
+    federation = tiny_federation("method=fedrolex", EXACT)
+    server = dataclasses.replace(federation.start(), round=3)
+    layout, pieces = server.layout, [federation.slice(level, 3) for level in (0, 1, 1, 2)]
+    history = {n: torch.randint(1, 9, layout.shapes[n]).double() for n in layout.parameters}
+    total, weight = ({n: torch.zeros(layout.shapes[n]) for n in layout.parameters} for _ in range(2))
+    uploads = []
+    for client, piece in enumerate(pieces):
+        update = {n: torch.randn(s) for n, s in piece.shapes.items() if n in layout.parameters}
+        counts = piece.take(history)
+        piece.put({n: counts[n] * update[n] for n in update}, total)
+        piece.put(counts, weight)
+        uploads.append(Upload(client, 0, piece, update, {}, 1, 1, 0.0))
+    mean = federation.method.server.aggregate(server, [uploads]).update
+    for name, value in mean.items():
+        torch.testing.assert_close(value, total[name] / weight[name].clamp(min=1), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("double")
@@ -178,8 +200,6 @@ class TestHeteroFL:
 
     def test_label_rows(self) -> None:
         """A class that only one client has moves by that client's update alone; one that nobody has stays."""
-        from incofl.method import Upload
-
         federation = tiny_federation("method=heterofl", EXACT)
         server, piece = federation.start(), federation.slice(2, 0)
         uploads = []
