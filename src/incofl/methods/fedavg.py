@@ -8,9 +8,9 @@ forms that the InCo paper (Chan et al., ICLR 2024) compares:
 - ``incoavg``: heteroavg, with InCo Aggregation on the server.
 - ``allsmall`` and ``alllarge``: everybody trains the smallest, or the largest, level: what one does without splitting.
 
-Differences: clients weigh equally by default, as in the paper's released code (``aggregate.weighting = "samples"`` for
-McMahan's rule); batch-norm statistics follow the ``buffers`` policy. AllSmall is, as in the paper, the narrowest model
-of hetero splitting unless ``split.kind`` says otherwise.
+Differences: clients weigh equally by default, as in InCo's released code (``aggregate.weighting = "samples"`` for
+McMahan's rule and NIID-Bench's); batch-norm statistics follow the ``buffers`` policy. AllSmall is, as in the paper, the
+narrowest model of hetero splitting unless ``split.kind`` says otherwise.
 """
 
 from incofl.method import Method, ServerRule

@@ -12,8 +12,9 @@ a_i the length of client i's path (its number of steps, for plain SGD) and p_i i
 3. Parameters only; buffers follow the buffer policy.
 4. With InCo, the update is mixed after it has been scaled: the clip bounds the real step.
 
-Differences: NIID-Bench ignores the choice of optimiser and always trains with SGD; it also normalises batch-norm
-statistics and counters. Weight decay is not corrected for, as there.
+Differences: the paper also treats proximal local steps and momentum on the server, which are left out. NIID-Bench
+ignores the choice of optimiser and always trains with SGD; it also normalises batch-norm statistics and counters.
+Weight decay is not corrected for, as there.
 """
 
 from dataclasses import dataclass

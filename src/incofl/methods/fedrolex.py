@@ -11,9 +11,13 @@ O rounds every channel has been trained equally often.
 4. A level is evaluated as the sub-model of the window that it has just trained.
 5. With InCo, updates are mixed in the server's coordinates.
 
-Differences: the released code moves backwards (``rolex.direction = "backward"``); the paper rounds r O down. The code
-weights norm layers and the head by how often a position was updated before; here all clients weigh the same. The code
-evaluates with the statistics of test batches; here they are measured as in HeteroFL.
+Differences: the released code moves backwards (``rolex.direction = "backward"``); the paper rounds r O down and weighs
+clients by examples (``aggregate.weighting = "samples"``). The code weighs norm layers and the head by how often a
+position was updated before. That number h belongs to the position and is the same for all who hold it, so that
+sum_i h x_i / sum_i h is the plain mean: there is nothing to choose. (It counts on within a round by accident, which
+favours later clients a little in the first rounds; not copied.) Its other choices, weights by width and offsets that
+differ from layer to layer, which break residual additions, are left out. The code evaluates the full model with the
+statistics of test batches; here each level's are measured as in HeteroFL.
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,9 @@ block b_i, and m_i the mean of the last round's updates of blocks b_i .. b_{i+1}
 
 Differences: the original is for text transformers, and takes one AdamW step a round on the server with the clients'
 gradients; here clients train for some epochs and the server averages, as in the comparison with InCo. In the released
-code the momentum is assigned instead of summed, and then never applied (its condition tests the initial value).
+code the momentum is assigned instead of summed, and then never applied (its condition tests the initial value), while
+the gradient is still scaled by 1 - beta: ``inclusive.momentum = false`` is nearest to it. ReeFL's version of the method
+leaves b_i itself out of m_i, and weighs by clients (``aggregate.weighting = "uniform"``).
 """
 
 import dataclasses

@@ -15,8 +15,10 @@ The client uploads c_i+ - c_i besides its update; the server adds their sum over
 4. A client's variate is kept between its turns, also where a run is interrupted and resumed.
 5. With InCo, weights are mixed and variates are not.
 
-Differences: NIID-Bench and ports of it start the variates at the weights of a random network, correct batch-norm
-statistics and counters too, and divide by the number of all clients (``scaffold.population = "all"``).
+Differences: the paper's option I, a gradient at the received model instead of the mean direction, is left out, and the
+server's learning rate is 1. NIID-Bench and ports of it start the variates at the weights of a random network, correct
+batch-norm statistics and counters too, divide by the number of all clients (``scaffold.population = "all"``), and weigh
+clients by examples (``aggregate.weighting = "samples"``).
 """
 
 from collections.abc import Mapping

@@ -16,9 +16,9 @@ logits o_1 .. o_l of its exits and t = 3:
 Differences: the original has four levels on ResNet110 and other networks; for the five levels of ResNet26 the exits lie
 after blocks 5, 7, 8, 10 and 12 and the widths are 0.7, 0.7, 0.7, 0.75 and 1. Widths are rounded up, not down. gamma is
 0.05 (0 in the authors' commands for CIFAR, 0.05 for text); the released code trains the teacher too
-(``scalefl.train_teacher``). Batch-norm
-statistics follow the buffer policy; the released code uses those of test batches. Its scaler before batch norm, which
-changes nothing but the effect of eps, is left out.
+(``scalefl.train_teacher``). Batch-norm statistics follow the buffer policy; the released code uses those of test
+batches. Its scaler before batch norm, which changes nothing but the effect of eps, is left out. It sends clients the
+blocks behind their exit too, untrained, and evaluates each client on test data of its own; here on the whole test set.
 """
 
 from collections.abc import Sequence
