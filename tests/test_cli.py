@@ -246,7 +246,7 @@ def test_help(incofl: Shell) -> None:
         (["run", "--set", "moon.projection=-1"], "moon.projection: got -1, expected a whole number from 0 to 65536"),
         (
             ["run", "--method", "scalefl", "--set", "model.name=tiny-mlp"],
-            "model.name: got 'tiny-mlp', expected a model with early exits for this method: a ResNet",
+            "model.name: got 'tiny-mlp', expected a model with early exits for this method: resnet10, ",
         ),
         (
             ["run", "--method", "heterofl", "--set", "split.kind=stage"],
@@ -308,13 +308,13 @@ def test_moon_on_a_model_without_features(incofl: Shell, monkeypatch: pytest.Mon
     from torch import nn
 
     from incofl.layout import Layout
-    from incofl.models import MODELS, ModelOptions
+    from incofl.models import MODELS, Family, ModelOptions
 
     def headless(options: ModelOptions) -> tuple[nn.Module, Layout]:
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.LogSoftmax(1))
         return model, Layout.of(model, {}, [["1"]], {})
 
-    monkeypatch.setitem(MODELS, "headless", headless)
+    monkeypatch.setitem(MODELS, "headless", Family("for this test", headless))
     options = ["--set", "model.name=headless", "--set", "split.levels=1", "--set", f"moon.projection={projection}"]
     code, _, err = incofl("run", "--method", "heteromoon", *options)
     assert (code, err.count("\n")) == (2, 1)
