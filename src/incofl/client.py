@@ -1,6 +1,6 @@
 """A client's turn: the only local training loop, with its hooks, and the evaluation of a model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -116,6 +116,13 @@ class ClientRule:
     def extra(self, layout: Layout) -> frozenset[str]:
         """The entries that a client uploads besides its update and buffers."""
         return frozenset()
+
+    def held(self, layout: Layout) -> Sequence[frozenset[str]]:
+        """The entries, once for each copy, that a client holds during its turn besides what every method needs.
+
+        For the estimate of its memory alone.
+        """
+        return [self.memory(layout)]
 
     def check(self, model: nn.Module) -> None:
         """Refuses a model that the method cannot train, with one clear line."""

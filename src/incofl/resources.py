@@ -28,9 +28,8 @@ class Cost:
         bytes_down: what the client receives in a round: parameters, buffers, and what the method sends besides.
         bytes_up: what it sends.
         memory: estimate of what training needs at its peak: weights, received weights, gradients, optimiser state,
-            what the method sends besides and what the client remembers from its last turn (Scaffold's correction and
-            variate, MOON's previous model), and the activations kept for the backward pass of one batch. Without the
-            framework itself.
+            what the method holds besides (``ClientRule.held``), and the activations kept for the backward pass of one
+            batch. Without the framework itself.
     """
 
     level: int
@@ -66,7 +65,7 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
             macs=count_macs(module, model.example(1)),
             bytes_down=transfer + besides.received,
             bytes_up=transfer + besides.uploaded,
-            memory=copies * 4 * parameters + activations + besides.received + besides.remembered,
+            memory=copies * 4 * parameters + activations + besides.held,
         )
         found.append(cost)
     return found
@@ -74,11 +73,11 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
 
 @dataclass(frozen=True)
 class Besides:
-    """Bytes of what a method has a client of one level hold besides its model."""
+    """Bytes of what a method has a client of one level receive, upload and hold besides its model."""
 
     received: int
     uploaded: int
-    remembered: int
+    held: int
 
 
 def _besides(model: Model, piece: Slice, level: int, method: Method) -> Besides:
@@ -88,10 +87,10 @@ def _besides(model: Model, piece: Slice, level: int, method: Method) -> Besides:
     with torch.device("meta"):
         server = method.server.start(Server(layout, state, population={level: (piece, 1)}))
         sent = method.server.sent(server, level)
-    uploaded, remembered = (
-        {name: state[name] for name in names} for names in (client.extra(layout), client.memory(layout))
+    uploaded, *held = (
+        piece.num_bytes({name: state[name] for name in names}) for names in (client.extra(layout), *client.held(layout))
     )
-    return Besides(*map(piece.num_bytes, (sent, uploaded, remembered)))
+    return Besides(piece.num_bytes(sent), uploaded, sum(held))
 
 
 def count_macs(module: nn.Module, example: Tensor) -> int:

@@ -49,10 +49,10 @@ def test_scaffold_sends_a_variate_both_ways_and_holds_two(name: str, split: str)
         )
 
 
-def test_moon_sends_nothing_more_and_holds_its_previous_model() -> None:
-    """The other frozen model is the received one, which every method holds. A model is what a method receives."""
+def test_moon_sends_nothing_more_and_holds_two_frozen_models() -> None:
+    """A model, statistics included, is what a client of heteroavg receives."""
     for ours, plain in zip(planned("heteromoon"), planned("heteroavg"), strict=True):
-        assert ours == dataclasses.replace(plain, memory=plain.memory + plain.bytes_down)
+        assert ours == dataclasses.replace(plain, memory=plain.memory + 2 * plain.bytes_down)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "heteroprox", "heteronova", "inclusivefl", "incoavg"])

@@ -21,6 +21,7 @@ takes a never trained client's initial state for its previous model.
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +60,10 @@ class Moon(ClientRule):
     def memory(self, layout: Layout) -> frozenset[str]:
         """The last local model, buffers included."""
         return frozenset(layout.axes)
+
+    def held(self, layout: Layout) -> Sequence[frozenset[str]]:
+        """The two frozen models."""
+        return [frozenset(layout.axes)] * 2
 
     def check(self, model: nn.Module) -> None:
         """MOON needs to see features."""
@@ -139,9 +144,9 @@ def with_features(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def frozen(model: nn.Module, state: Tensors) -> nn.Module:
-    """A copy of a module with other values, in their memory, for evaluation."""
+    """A copy of a module with other values, for evaluation."""
     other = copy.deepcopy(model)
-    other.load_state_dict(state, assign=True)
+    other.load_state_dict(state)
     return other.eval().requires_grad_(False)
 
 

@@ -15,13 +15,13 @@ The client uploads c_i+ - c_i besides its update; the server adds their sum over
 4. A client's variate is kept between its turns, also where a run is interrupted and resumed.
 5. With InCo, weights are mixed and variates are not.
 
-Differences: the paper's option I, a gradient at the received model instead of the mean direction, is left out, and the
-server's learning rate is 1. NIID-Bench and ports of it start the variates at the weights of a random network, correct
-batch-norm statistics and counters too, divide by the number of all clients (``scaffold.population = "all"``), and weigh
-clients by examples (``aggregate.weighting = "samples"``).
+Differences: the paper's option I, a gradient at the received model instead of the mean direction, is left out; the
+server's learning rate is ``aggregate.server_lr``. NIID-Bench and ports of it start the variates at the weights of a
+random network, correct batch-norm statistics and counters too, divide by the number of all clients
+(``scaffold.population = "all"``), and weigh clients by examples (``aggregate.weighting = "samples"``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -59,6 +59,10 @@ class Scaffold(ClientRule):
     def extra(self, layout: Layout) -> frozenset[str]:
         """c_i+ - c_i."""
         return layout.parameters
+
+    def held(self, layout: Layout) -> Sequence[frozenset[str]]:
+        """The correction, which takes the place of c, and c_i."""
+        return [layout.parameters] * 2
 
     def begin(self, local: Local) -> None:
         """The correction is the same in every step of a turn."""
