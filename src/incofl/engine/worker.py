@@ -65,9 +65,10 @@ class Worker:
         )
         rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
         batches = local_batches(f.data.train, f.partition[job.client], f.data.pipeline, f.local, rng)
-        on_device = ((self._input(x), y.to(f.device)) for x, y in batches)
+        module = self._module(job.level, job.round)
+        on_device = ((self._input(module, x), y.to(f.device)) for x, y in batches)
         with one_thread():
-            return train(self._module(job.level, job.round), given, on_device, f.method.client, f.local, into)
+            return train(module, given, on_device, f.method.client, f.local, into)
 
     def evaluate(self, server: Server, job: EvalJob) -> Score:
         """The score of a level's sub-model on a part of the test set."""
@@ -75,10 +76,11 @@ class Worker:
         state = self._on_device(f.current_slice(job.level, server).look(server.state(job.level)))
         test, end = f.data.test, job.start + EVAL_CHUNK
         part = Images(test.x[job.start : end], test.y[job.start : end])
-        batches = ((self._input(x), y.to(f.device)) for x, y in eval_batches(part, f.data.pipeline))
+        module = self._module(job.level, server.round)
+        batches = ((self._input(module, x), y.to(f.device)) for x, y in eval_batches(part, f.data.pipeline))
         # Compiling for another mode and batch size would take longer than an evaluation.
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
-            return evaluate(self._module(job.level, server.round), state, batches)
+            return evaluate(module, state, batches)
 
     def measure(self, server: Server, job: MeasureJob) -> Tensors:
         """Batch-norm statistics of a level's sub-model on a fixed sample of the training images."""
@@ -87,26 +89,42 @@ class Worker:
         images = f.data.train
         chosen = torch.randperm(len(images), generator=torch_rng(f.seed, Purpose.MEASURING, 0))[: f.measured]
         parts = chosen.tensor_split(-(-len(chosen) // MEASURED_BATCH))  # of equal weight, so of equal size
-        batches = (self._input(f.data.pipeline.test(images.x[part])) for part in parts)
+        module = self._module(job.level, server.round)
+        batches = (self._input(module, f.data.pipeline.test(images.x[part])) for part in parts)
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
-            return measure_buffers(self._module(job.level, server.round), state, batches)
+            return measure_buffers(module, state, batches)
 
     def _module(self, level: int, round: int) -> nn.Module:
         if level not in self._modules:
             f = self._federation
             module = submodel(f.model.template, f.model.layout, f.slice(level, round))
-            self._modules[level] = module.to(f.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self._modules[level] = module.to(f.device).to(memory_format=layout_of(module))  # type: ignore[call-overload]
             f.method.client.prepare(module, f.model.layout)
             if f.compile:
                 module.compile()  # happens at the first batch
         return self._modules[level]
 
-    def _input(self, x: Tensor) -> Tensor:
-        layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    def _input(self, module: nn.Module, x: Tensor) -> Tensor:
+        layout = layout_of(module) if x.dim() == 4 else torch.contiguous_format
         return x.to(self._federation.device, memory_format=layout)
 
     def _on_device(self, state: Tensors) -> Tensors:
         return {name: value.to(self._federation.device) for name, value in state.items()}
+
+
+# Strided 1x1 convolutions of fewer input channels are not computed channels-last: oneDNN's backward pass of them writes
+# beyond its memory on processors without AVX-512 (torch 2.13), and ends the process or, worse, does not.
+SAFE_CHANNELS = 8
+
+
+def layout_of(module: nn.Module) -> torch.memory_format:
+    """How a module computes with images: channels last, which is faster, where that is safe."""
+    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    narrow = any(
+        layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels < SAFE_CHANNELS
+        for layer in convolutions
+    )
+    return torch.contiguous_format if narrow else torch.channels_last
 
 
 @contextmanager
