@@ -111,9 +111,10 @@ class Worker:
         return {name: value.to(self._federation.device) for name, value in state.items()}
 
 
-# Strided 1x1 convolutions of fewer input channels are not computed channels-last: oneDNN's backward pass of them writes
-# beyond its memory on processors without AVX-512 (torch 2.13), and ends the process or, worse, does not.
-SAFE_CHANNELS = 8
+# Strided 1x1 convolutions of fewer input channels are not computed channels-last: oneDNN's gradient of their weights
+# writes beyond its memory where there are fewer channels than it takes at a time, 8 or with AVX-512 16
+# (https://github.com/uxlfoundation/oneDNN/issues/6035). It ends the process or, worse, does not.
+SAFE_CHANNELS = 16
 
 
 def layout_of(module: nn.Module) -> torch.memory_format:
