@@ -57,7 +57,7 @@ def locate(where: str) -> Path:
     path = Path(where).expanduser()
     if path.suffix in PICKLED:
         raise ConfigError(
-            f"model.pretrained: got {where!r}, expected a .safetensors file: pickled files can run any code; convert it "
+            f"model.pretrained: got {where!r}, expected a .safetensors file: pickled files can run code; convert it "
             "with safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
         )
     if path.suffix == ".safetensors" or path.is_file():
@@ -125,7 +125,7 @@ def resize_positions(positions: Tensor, grid: tuple[int, int]) -> Tensor:
     if (side, side) == grid or side**2 != positions.shape[1] - 1:
         return positions
     of_class, of_patches = positions[:, :1], positions[:, 1:]
-    image = of_patches.float().unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    image = of_patches.float().transpose(1, 2).reshape(1, -1, side, side)
     image = functional.interpolate(image, size=grid, mode="bicubic", align_corners=False, antialias=True)
     return torch.cat([of_class.float(), image.flatten(2).transpose(1, 2)], dim=1)
 
