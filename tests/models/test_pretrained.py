@@ -123,6 +123,13 @@ def test_resnets(tmp_path: Path) -> None:
             assert torch.equal(value, (fresh if own else deeper).initial[name]), name
 
 
+def test_a_last_exit_of_the_same_classes_is_the_head(tmp_path: Path) -> None:
+    path, plain = tmp_path / "plain.safetensors", make_model("resnet26", ModelOptions(width=1 / 16), seed=9)
+    save_file({name: value.contiguous() for name, value in plain.initial.items()}, path)
+    loaded = with_pretrained(resnet(exits=5), str(path)).initial
+    assert all(torch.equal(loaded[name], value) for name, value in plain.initial.items())
+
+
 def test_half_precision_files(tmp_path: Path) -> None:
     model = resnet()
     path = tmp_path / "half.safetensors"

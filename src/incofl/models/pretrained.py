@@ -2,7 +2,7 @@
 
 The file has the names of timm (ViTs) or torchvision (ResNets). What may differ from the model:
 
-1. The head: with another number of classes, or none, the model keeps its own, freshly initialised. So do early exits.
+1. The head: with another number of classes, or none, the model keeps its own, freshly initialised; so with exits.
 2. The positions of a ViT: those of the patches are interpolated to the model's grid, that of the class token is kept.
 3. Colour: a model of grey images gets the sum of the three colours' filters, so grey means the same as before.
 4. Depth: of a deeper model the first blocks of each stage are taken, as in the paper.
@@ -33,14 +33,13 @@ COLOURS = 3
 def with_pretrained(model: Model, where: str) -> Model:
     """The model with other initial weights: of a file, or of a repository of the Hub such as ``timm/name``."""
     found = read(locate(where))
-    own_head = head_differs(found, model)
     initial = dict(model.initial)
     for name, fresh in model.initial.items():
-        if name in own_head or model.layout.block_of[name] in model.layout.exits:
+        if stays_fresh(name, found, model):
             continue
         if name in found:
             initial[name] = fitted(name, found[name], model, where).to(fresh.dtype)
-        elif fresh.is_floating_point():  # older files lack the counters of batch norms
+        else:
             raise ConfigError(f"model.pretrained: {where} lacks {name!r}; does it hold a smaller or another model?")
     for name in found:
         if name not in initial and not in_deeper_block(name, model.layout):
@@ -96,12 +95,14 @@ def read(path: Path) -> Tensors:
         raise ConfigError(f"model.pretrained: {path}: not a safetensors file ({problem})") from None
 
 
-def head_differs(found: Tensors, model: Model) -> frozenset[str]:
-    """The entries with a row per class, if the file has other classes or none; otherwise nothing."""
-    layout = model.layout
-    head = [name for name, axes in layout.axes.items() if any(axis and axis.name == "classes" for axis in axes)]
-    same = all(name in found and found[name].shape[:1] == model.initial[name].shape[:1] for name in head)
-    return frozenset() if same else frozenset(head)
+def stays_fresh(name: str, found: Tensors, model: Model) -> bool:
+    """Whether an entry keeps its own initial value: of other classes, or missing where a file may lack it."""
+    layout, fresh = model.layout, model.initial[name]
+    per_class = any(axis is not None and axis.name == "classes" for axis in layout.axes[name])
+    if name in found:
+        return per_class and found[name].shape[:1] != fresh.shape[:1]
+    counter = not fresh.is_floating_point()  # of a batch norm; older files have none
+    return per_class or counter or layout.block_of[name] in layout.exits
 
 
 def fitted(name: str, value: Tensor, model: Model, where: str) -> Tensor:
