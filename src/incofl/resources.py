@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from incofl.client import LocalSettings
 from incofl.errors import ConfigError
@@ -94,23 +95,11 @@ def _besides(model: Model, piece: Slice, level: int, method: Method) -> Besides:
 
 
 def count_macs(module: nn.Module, example: Tensor) -> int:
-    """Multiply-accumulates of the convolutions and linear layers in one forward pass of one example."""
-    total = 0
-
-    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal total
-        weight = layer.get_parameter("weight")
-        total += output.numel() * weight[0].numel()  # each output element is a dot product with one filter
-
-    hooks = [
-        layer.register_forward_hook(count) for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear)
-    ]
+    """Multiply-accumulates of convolutions and matrix products, those of attention too, in one forward pass."""
     module.eval()
-    with torch.no_grad():
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(example)
-    for hook in hooks:
-        hook.remove()
-    return total
+    return int(counter.get_total_flops()) // 2  # a multiplication and an addition each
 
 
 def activation_bytes(module: nn.Module, batch: Tensor) -> int:

@@ -40,7 +40,7 @@ def test_hetero_splitting_gives_the_narrow_resnets(level: int, width: float) -> 
     assert torch.equal(small.eval()(x), direct.eval()(x))
 
 
-@pytest.mark.parametrize("name", ["tiny-resnet", "tiny-mlp"])
+@pytest.mark.parametrize("name", ["tiny-resnet", "tiny-mlp", "tiny-vit"])
 @pytest.mark.parametrize(
     ("kind", "levels", "depth"),
     [("stage", 2, "full"), ("layer", 2, "full"), ("hetero", 4, "full"), ("hetero", 4, "scaled")],

@@ -222,8 +222,10 @@ class Config:
         if split.kind == "auto":
             suits = (family.split or "auto") if method.split == "stage" else method.split
             split = dataclasses.replace(split, kind=suits)
-        if split.levels == "auto":
-            split = dataclasses.replace(split, levels=5 if split.kind == "hetero" else family.levels or "auto")
+        if split.levels == "auto" and split.kind == "hetero":
+            split = dataclasses.replace(split, levels=5)
+        elif split.levels == "auto" and family.levels:
+            split = dataclasses.replace(split, levels=min(family.levels, model.depth or family.levels))
         if method.level == "own" and method.split == "hetero" and split.kind != "hetero":
             raise ConfigError(f"split.kind: got {split.kind!r}, expected 'hetero': {method.name} splits by width")
         aggregate = self.aggregate

@@ -27,6 +27,7 @@ from incofl.errors import ConfigError
 from incofl.method import BufferPolicy, Method, Weighting
 from incofl.methods import find_method
 from incofl.models import Model, ModelOptions, make_model
+from incofl.models.pretrained import with_pretrained
 from incofl.models.resnet import Stem
 from incofl.split import Splitter, check_ratios, make_exit_splitter, make_splitter, num_depths
 
@@ -34,7 +35,7 @@ _Part = TypeVar("_Part")
 
 
 def build_model(config: Config) -> Model:
-    """The server model with its initial weights. Needs no data files."""
+    """The server model, initialised from the seed. Needs no files: ``build`` puts pretrained weights into it."""
     source = find_source(config.data.name)
     m = config.model
     assert m.width is not None  # resolved by Config
@@ -169,6 +170,8 @@ def build(config: Config, partition: list[Tensor] | None = None) -> Federation:
     check_device(config.engine.device)
     check_compiler(config)
     model = build_model(config)
+    if config.model.pretrained is not None:
+        model = with_pretrained(model, config.model.pretrained)
     splitter = build_splitter(config, model)
     levels = client_levels(config, len(splitter.depths))
     method = build_method(config)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -13,12 +15,14 @@ from incofl.errors import ConfigError, nearest
 from incofl.layout import Layout
 from incofl.models.resnet import DEPTHS, ExitResNet, ResNet, Stem, resnet_layout
 from incofl.models.tiny import ResidualMlp, mlp_layout
+from incofl.models.vit import VisionTransformer, check_sizes, default_patch, vit_layout
 from incofl.split import exit_positions
 from incofl.tensors import Tensors, clone
 
 __all__ = ["MODELS", "Family", "Model", "ModelOptions", "Shape", "find_family", "make_model"]
 
 Shape = tuple[int, ...]
+Size = Literal["depth", "dim", "heads", "patch"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Family:
         side: at which images are shown to it; ``None``: as they are.
         scaled: whether the width that a data set asks for is meant for it.
         exits: whether it can have early exits.
+        options: which of the sizes that a config can leave to the family it knows; others are refused.
     """
 
     summary: str
@@ -77,6 +82,7 @@ class Family:
     side: int | None = None
     scaled: bool = False
     exits: bool = False
+    options: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,12 +127,30 @@ def _tiny_mlp(options: ModelOptions) -> tuple[nn.Module, Layout]:
     return model, mlp_layout(model)
 
 
+def _vit(dim: int, depth: int, heads: int, options: ModelOptions) -> tuple[nn.Module, Layout]:
+    dim, depth, heads = options.dim or dim, options.depth or depth, options.heads or heads
+    patch = options.patch or default_patch(options.shape)
+    check_sizes(options.shape, patch, dim, heads)
+    head_dim, heads = dim // heads, math.ceil(options.width * heads)
+    model = VisionTransformer(options.shape, options.classes, patch, heads * head_dim, depth, heads)
+    return model, vit_layout(model)
+
+
+def _vit_family(summary: str, dim: int, depth: int, heads: int, levels: int = 5, side: int | None = None) -> Family:
+    make = functools.partial(_vit, dim, depth, heads)
+    sizes: tuple[Size, ...] = ("depth", "dim", "heads", "patch")
+    return Family(summary, make, split="layer", levels=levels, side=side, options=sizes)
+
+
 MODELS: dict[str, Family] = {
     name: Family(f"ResNet of {depth} blocks", functools.partial(_resnet, depth), scaled=True, exits=True)
     for name, depth in DEPTHS.items()
 } | {
+    "vit-s": _vit_family("ViT-S of 12 blocks, images shown at 224x224", 384, 12, 6, side=224),
+    "vit-tiny": _vit_family("ViT-Ti of 12 blocks, images as they are", 192, 12, 3),
     "tiny-resnet": Family("for tests", _tiny_resnet, scaled=True, exits=True),
     "tiny-mlp": Family("for tests", _tiny_mlp, scaled=True),
+    "tiny-vit": _vit_family("for tests", 32, 4, 4, levels=3),
 }
 
 
@@ -155,6 +179,9 @@ def make_model(
     if options.exits and not family.exits:
         with_exits = ", ".join(other for other, entry in MODELS.items() if entry.exits)
         raise ConfigError(f"model.name: got {name!r}, expected a model with early exits for this method: {with_exits}")
+    for size in typing.get_args(Size):
+        if getattr(options, size) is not None and size not in family.options:
+            raise ConfigError(f"model.{size}: got {getattr(options, size)}, expected none: {name} has no such option")
     held = "texts" if options.vocabulary else "images"
     if family.input not in (held, "any"):
         fitting = ", ".join(other for other, entry in MODELS.items() if entry.input == held)

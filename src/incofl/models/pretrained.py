@@ -1,0 +1,141 @@
+"""Initial weights from a safetensors file, or from the Hugging Face Hub: adapted to the model, or refused in one line.
+
+The file has the names of timm (ViTs) or torchvision (ResNets). What may differ from the model:
+
+1. The head: with another number of classes, or none, the model keeps its own, freshly initialised; so with exits.
+2. The positions of a ViT: those of the patches are interpolated to the model's grid, that of the class token is kept.
+3. Colour: a model of grey images gets the sum of the three colours' filters, so grey means the same as before.
+4. Depth: of a deeper model the first blocks of each stage are taken, as in the paper.
+"""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+
+from incofl.errors import ConfigError
+from incofl.layout import Layout
+from incofl.models import Model
+from incofl.models.vit import VisionTransformer
+from incofl.tensors import Tensors, all_finite, clone
+
+FILE = "model.safetensors"  # timm's name for it on the Hub
+PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
+COLOURS = 3
+
+
+def with_pretrained(model: Model, where: str) -> Model:
+    """The model with other initial weights: of a file, or of a repository of the Hub such as ``timm/name``."""
+    found = read(locate(where))
+    initial = dict(model.initial)
+    for name, fresh in model.initial.items():
+        if stays_fresh(name, found, model):
+            continue
+        if name in found:
+            initial[name] = fitted(name, found[name], model, where).to(fresh.dtype)
+        else:
+            raise ConfigError(f"model.pretrained: {where} lacks {name!r}; does it hold a smaller or another model?")
+    for name in found:
+        if name not in initial and not in_deeper_block(name, model.layout):
+            raise ConfigError(
+                f"model.pretrained: {where} holds {name!r}, which the model has not; is it another model?"
+            )
+    if not all_finite(initial):
+        raise ConfigError(f"model.pretrained: {where} holds values that are not finite")
+    return dataclasses.replace(model, initial=clone(initial))
+
+
+def locate(where: str) -> Path:
+    """The file; of a repository of the Hub, after downloading it, or from the cache of an earlier download."""
+    path = Path(where).expanduser()
+    if path.suffix in PICKLED:
+        raise ConfigError(
+            f"model.pretrained: got {where!r}, expected a .safetensors file: pickled files can run code; convert it "
+            "with safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
+        )
+    if path.suffix == ".safetensors" or path.is_file():
+        return path
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", where):
+        raise ConfigError(
+            f"model.pretrained: got {where!r}, expected a .safetensors file or a name on the Hub such as "
+            "timm/vit_small_patch16_224.augreg_in21k_ft_in1k"
+        )
+    return download(where)
+
+
+def download(name: str) -> Path:
+    """The weights of a repository of the Hub."""
+    by_hand = f"; or download {FILE} from huggingface.co/{name} elsewhere and set model.pretrained to that file"
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        raise ConfigError(
+            f"model.pretrained: {name!r} is on the Hub, which needs: pip install 'incofl[hub]'{by_hand}"
+        ) from None
+    try:
+        return Path(hf_hub_download(name, FILE))
+    except Exception as problem:  # of the network, the server, the name or the disk: many types
+        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+        raise ConfigError(f"model.pretrained: cannot get {name!r} from the Hub ({reason}){by_hand}") from None
+
+
+def read(path: Path) -> Tensors:
+    """The tensors of a safetensors file."""
+    if not path.is_file():
+        raise ConfigError(f"model.pretrained: {path}: no such file")
+    try:
+        return load_file(path)
+    except SafetensorError as problem:
+        raise ConfigError(f"model.pretrained: {path}: not a safetensors file ({problem})") from None
+
+
+def stays_fresh(name: str, found: Tensors, model: Model) -> bool:
+    """Whether an entry keeps its own initial value: of other classes, or missing where a file may lack it."""
+    layout, fresh = model.layout, model.initial[name]
+    per_class = any(axis is not None and axis.name == "classes" for axis in layout.axes[name])
+    if name in found:
+        return per_class and found[name].shape[:1] != fresh.shape[:1]
+    counter = not fresh.is_floating_point()  # of a batch norm; older files have none
+    return per_class or counter or layout.block_of[name] in layout.exits
+
+
+def fitted(name: str, value: Tensor, model: Model, where: str) -> Tensor:
+    """An entry of the file in the model's shape."""
+    shape = model.initial[name].shape
+    if name == "pos_embed" and isinstance(model.template, VisionTransformer) and value.dim() == 3:
+        value = resize_positions(value, model.template.grid)
+    if value.dim() == 4 and value.shape[1] == COLOURS and shape[1] == 1:
+        value = value.sum(1, keepdim=True)
+    if value.shape != shape:
+        raise ConfigError(
+            f"model.pretrained: {where}: {name!r} has shape {tuple(value.shape)}, the model's {tuple(shape)}; "
+            "set the model's sizes (section model) to those of the file"
+        )
+    return value
+
+
+def resize_positions(positions: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Positions (1, 1 + patches, dim) for another grid of patches; the first, the class token's, is kept."""
+    side = math.isqrt(positions.shape[1] - 1)
+    if (side, side) == grid or side**2 != positions.shape[1] - 1:
+        return positions
+    of_class, of_patches = positions[:, :1], positions[:, 1:]
+    image = of_patches.float().transpose(1, 2).reshape(1, -1, side, side)
+    image = functional.interpolate(image, size=grid, mode="bicubic", align_corners=False, antialias=True)
+    return torch.cat([of_class.float(), image.flatten(2).transpose(1, 2)], dim=1)
+
+
+def in_deeper_block(name: str, layout: Layout) -> bool:
+    """Whether an entry belongs to a block that a stage has not: ``blocks.9.norm1.weight`` in a model of eight."""
+    for stage in layout.stages:
+        siblings = re.escape(stage[0].rpartition(".")[0])
+        block = re.match(rf"({siblings}\.\d+)\.", name)
+        if block and block[1] not in stage:
+            return True
+    return False
