@@ -70,7 +70,7 @@ def _cost(
 
 
 def count_macs(module: nn.Module, example: Tensor) -> int:
-    """Multiply-accumulates of the convolutions and linear layers in one forward pass of one example."""
+    """Multiply-accumulates of the convolutions, linear and LSTM layers in one forward pass of one example."""
     total = 0
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -78,9 +78,14 @@ def count_macs(module: nn.Module, example: Tensor) -> int:
         weight = layer.get_parameter("weight")
         total += output.numel() * weight[0].numel()  # each output element is a dot product with one filter
 
+    def count_lstm(layer: nn.LSTM, inputs: tuple[Tensor, ...], output: tuple[Tensor, object]) -> None:
+        nonlocal total
+        positions = inputs[0].numel() // layer.input_size
+        total += positions * sum(weight.numel() for weight in layer.parameters() if weight.dim() == 2)
+
     hooks = [
         layer.register_forward_hook(count) for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear)
-    ]
+    ] + [layer.register_forward_hook(count_lstm) for layer in module.modules() if isinstance(layer, nn.LSTM)]
     module.eval()
     with torch.no_grad():
         module(example)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from incofl.errors import ConfigError, nearest
 from incofl.layout import Layout
 from incofl.models.resnet import DEPTHS, ExitResNet, ResNet, Stem, resnet_layout
+from incofl.models.text import StackedLstm, TextTransformer, lstm_layout, transformer_layout
 from incofl.models.tiny import ResidualMlp, mlp_layout
 from incofl.split import exit_positions
 from incofl.tensors import Tensors, clone
@@ -121,12 +123,35 @@ def _tiny_mlp(options: ModelOptions) -> tuple[nn.Module, Layout]:
     return model, mlp_layout(model)
 
 
+def _lstm(depth: int, dim: int, options: ModelOptions) -> tuple[nn.Module, Layout]:
+    width = math.ceil(options.width * (options.dim or dim))
+    model = StackedLstm(options.depth or depth, width, options.vocabulary, options.classes, options.sequence)
+    return model, lstm_layout(model)
+
+
+def _text_transformer(depth: int, dim: int, heads: int, options: ModelOptions) -> tuple[nn.Module, Layout]:
+    width, heads = math.ceil(options.width * (options.dim or dim)), options.heads or heads
+    if width % heads:
+        raise ConfigError(f"model.heads: got {heads}, expected a divisor of the model's width, {width}")
+    (length,) = options.shape
+    model = TextTransformer(
+        options.depth or depth, width, heads, options.vocabulary, length, options.classes, options.sequence
+    )
+    return model, transformer_layout(model)
+
+
 MODELS: dict[str, Family] = {
     name: Family(f"ResNet of {depth} blocks", functools.partial(_resnet, depth), scaled=True, exits=True)
     for name, depth in DEPTHS.items()
 } | {
     "tiny-resnet": Family("for tests", _tiny_resnet, scaled=True, exits=True),
     "tiny-mlp": Family("for tests", _tiny_mlp, scaled=True),
+    "lstm": Family("4 stacked LSTM layers", functools.partial(_lstm, 4, 128), "texts", "layer", levels=4),
+    "text-transformer": Family(
+        "6 transformer blocks for texts", functools.partial(_text_transformer, 6, 128, 4), "texts", "layer"
+    ),
+    "tiny-lstm": Family("for tests", functools.partial(_lstm, 3, 16), "texts", "layer", levels=3),
+    "tiny-transformer": Family("for tests", functools.partial(_text_transformer, 4, 16, 2), "texts", "layer", levels=3),
 }
 
 
