@@ -1,10 +1,12 @@
 """What a sub-model costs, R(M), and the largest one that fits a device: R(M_i) <= R_i."""
 
+import functools
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from incofl.client import LocalSettings
 from incofl.errors import ConfigError
@@ -55,6 +57,7 @@ def _cost(
     parameters = sum(size for name, size in sizes.items() if name in model.layout.parameters)
     transfer = sum(size * model.initial[name].element_size() for name, size in sizes.items())
     module = submodel(model.template, model.layout, piece).to("meta")
+    unroll(module)
     # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
     optimizer_states = 2 if settings.optimizer == "adam" else int(settings.momentum > 0)
     return Cost(
@@ -92,6 +95,31 @@ def count_macs(module: nn.Module, example: Tensor) -> int:
     for hook in hooks:
         hook.remove()
     return total
+
+
+def unroll(module: nn.Module) -> None:
+    """Lets the LSTMs of a module on the meta device compute all positions at once.
+
+    Only shapes count there: the hidden states of before can be any tensor, and hundreds of small steps become one.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.LSTM) and not layer.bidirectional and not layer.proj_size:
+            layer.forward = functools.partial(_all_positions, layer)  # type: ignore[method-assign]
+
+
+def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    time = x.dim() - 2 if layer.batch_first else 0
+    states, cells = [], []
+    for number in range(layer.num_layers):
+        w_x, w_h, b_x, b_h = (*layer.all_weights[number], None, None)[:4]
+        before = x.new_empty(*x.shape[:-1], layer.hidden_size)
+        gates = functional.linear(x, w_x, b_x) + functional.linear(before, w_h, b_h)
+        i, f, g, o = gates.chunk(4, -1)
+        c = f.sigmoid() * torch.empty_like(before) + i.sigmoid() * g.tanh()
+        x = o.sigmoid() * c.tanh()
+        states.append(x.select(time, -1))
+        cells.append(c.select(time, -1))
+    return x, (torch.stack(states), torch.stack(cells))
 
 
 def activation_bytes(module: nn.Module, batch: Tensor) -> int:

@@ -1,7 +1,7 @@
-"""Models of texts: stacked LSTMs, and a small transformer. Both are a residual stream of one width through equal blocks.
+"""Models of texts: stacked LSTMs, and a small transformer. Both are a residual stream through equal blocks.
 
-So a client that holds the first blocks only has a network of its own, and width splitting narrows one stream. Token 0 is
-padding where a text has one class, and does not change its logits. Where every position has a class of its own, a
+So a client that holds only the first blocks has a network of its own, and width splitting narrows one stream. Token 0
+is padding where a text has one class, and does not change its logits. Where every position has a class of its own, a
 position sees itself and what is before it.
 """
 
