@@ -104,16 +104,16 @@ def unroll(module: nn.Module) -> None:
     """
     for layer in module.modules():
         if isinstance(layer, nn.LSTM) and not layer.bidirectional and not layer.proj_size:
-            layer.forward = functools.partial(_all_positions, layer)  # type: ignore[method-assign]
+            layer.forward = functools.partial(_all_positions, layer)  # type: ignore[method-assign, assignment]
 
 
 def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     time = x.dim() - 2 if layer.batch_first else 0
     states, cells = [], []
     for number in range(layer.num_layers):
-        w_x, w_h, b_x, b_h = (*layer.all_weights[number], None, None)[:4]
+        w_x, w_h, *biases = layer.all_weights[number]
         before = x.new_empty(*x.shape[:-1], layer.hidden_size)
-        gates = functional.linear(x, w_x, b_x) + functional.linear(before, w_h, b_h)
+        gates = functional.linear(x, w_x, *biases[:1]) + functional.linear(before, w_h, *biases[1:])
         i, f, g, o = gates.chunk(4, -1)
         c = f.sigmoid() * torch.empty_like(before) + i.sigmoid() * g.tanh()
         x = o.sigmoid() * c.tanh()

@@ -7,6 +7,7 @@ import torch
 
 import incofl
 from incofl.engine.build import build
+from incofl.engine.executor import InProcess
 from incofl.errors import ConfigError
 from incofl.methods import METHODS
 from incofl.tensors import all_finite
@@ -65,6 +66,15 @@ def test_heterofl_masks_and_keeps_the_rows_of_absent_characters(root: Path) -> N
     for name in ("head.weight", "head.bias"):
         changed = (last.shared[name] != first.shared[name]).view(97, -1).any(1)
         assert torch.equal(changed, heard)
+
+
+def test_nothing_is_measured_where_there_are_no_statistics(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InProcess, "measure", None)
+    config = text_config(root, "tiny-lstm", "method=heterofl", "rounds=1", "engine.workers=1")
+    assert config.buffers == "static"
+    assert incofl.run(config, tmp_path / "r")["accuracy"] > 0
 
 
 def state(folder: Path) -> bytes:

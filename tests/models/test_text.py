@@ -138,7 +138,7 @@ def test_an_lstm_by_hand() -> None:
     for t in range(12):
         gates = embedded[:, t] @ w[f"{prefix}.weight_ih_l0"][rows, :8].T + w[f"{prefix}.bias_ih_l0"][rows]
         gates = gates + h @ w[f"{prefix}.weight_hh_l0"][rows, :8].T + w[f"{prefix}.bias_hh_l0"][rows]
-        i, f, g, o = gates.split(8, 1)
+        i, f, g, o = gates.chunk(4, 1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
         logits = (embedded[:, t] + h) @ w["head.weight"][:, :8].T + w["head.bias"]
@@ -151,7 +151,7 @@ def test_attention_by_hand() -> None:
     attention = Attention(8, 1)
     x = torch.randn(1, 5, 8)
     mask = torch.tensor([True, True, True, False, False])
-    q, k, v = attention.qkv(x)[0].split(8, 1)
+    q, k, v = attention.qkv(x)[0].chunk(3, 1)
     weights = (q @ k[:3].T / 8**0.5).softmax(1)
     expected = attention.proj(weights @ v[:3])
     assert torch.allclose(attention(x, mask[None, None, None])[0], expected, atol=1e-6)
@@ -173,7 +173,7 @@ class TestPairs:
 
 
 def axis_names(layout: Layout, name: str) -> list[str | None]:
-    return [axis and axis.name for axis in layout.axes[name]]
+    return [None if axis is None else axis.name for axis in layout.axes[name]]
 
 
 def test_axes() -> None:
