@@ -1,11 +1,13 @@
 """What a sub-model costs, R(M), and the largest one that fits a device: R(M_i) <= R_i."""
 
+import functools
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from torch.nn import functional
 
 from incofl.client import LocalSettings
 from incofl.errors import ConfigError
@@ -53,6 +55,7 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
     for level, (depth, width) in enumerate(zip(splitter.depths, ratios, strict=True)):
         piece = splitter.slice(model.layout, level, 0)
         module = submodel(model.template, model.layout, piece).to("meta")
+        unroll(module)
         parameters = sum(math.prod(piece.shapes[name]) for name in model.layout.parameters & piece.shapes.keys())
         transfer, besides = piece.num_bytes(model.initial), _besides(model, piece, level, method)
         # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
@@ -100,6 +103,31 @@ def count_macs(module: nn.Module, example: Tensor) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(example)
     return int(counter.get_total_flops()) // 2  # a multiplication and an addition each
+
+
+def unroll(module: nn.Module) -> None:
+    """Lets the LSTMs of a module on the meta device compute all positions at once.
+
+    Only shapes count there: the hidden states of before can be any tensor, and hundreds of small steps become one.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.LSTM) and not layer.bidirectional and not layer.proj_size:
+            layer.forward = functools.partial(_all_positions, layer)  # type: ignore[method-assign, assignment]
+
+
+def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    time = x.dim() - 2 if layer.batch_first else 0
+    states, cells = [], []
+    for number in range(layer.num_layers):
+        w_x, w_h, *biases = layer.all_weights[number]
+        before = x.new_empty(*x.shape[:-1], layer.hidden_size)
+        gates = functional.linear(x, w_x, *biases[:1]) + functional.linear(before, w_h, *biases[1:])
+        i, f, g, o = gates.chunk(4, -1)
+        c = f.sigmoid() * torch.empty_like(before) + i.sigmoid() * g.tanh()
+        x = o.sigmoid() * c.tanh()
+        states.append(x.select(time, -1))
+        cells.append(c.select(time, -1))
+    return x, (torch.stack(states), torch.stack(cells))
 
 
 def activation_bytes(module: nn.Module, batch: Tensor) -> int:

@@ -3,7 +3,7 @@
 from incofl.data.batches import eval_batches, local_batches
 from incofl.data.dataset import Dataset, Examples, Pipeline, Shape, Source, View
 from incofl.data.partition import VirtualPartition, make_partition, natural_partition
-from incofl.data.pipeline import ImagePipeline, ImageViews, Tokens
+from incofl.data.pipeline import ImagePipeline, ImageViews, Texts, Tokens
 from incofl.data.sources import DATASETS, find_source, load_dataset
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Pipeline",
     "Shape",
     "Source",
+    "Texts",
     "Tokens",
     "View",
     "VirtualPartition",

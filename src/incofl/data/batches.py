@@ -24,10 +24,11 @@ def local_batches(
             batch = order[start : start + size]
             if len(batch) == 1 or (settings.drop_last and start > 0 and len(batch) < size):
                 continue
-            yield pipeline.train(examples.x[batch], generator), examples.y[batch]
+            yield pipeline.train(examples.x[batch], generator), examples.y[batch].long()
 
 
 def eval_batches(examples: Examples, pipeline: Pipeline, size: int = 512) -> Iterator[Batch]:
     """The whole test set in order."""
     for start in range(0, len(examples), size):
-        yield pipeline.test(examples.x[start : start + size]), examples.y[start : start + size]
+        part = examples.pick(slice(start, start + size))
+        yield pipeline.test(part.x), part.y.long()

@@ -18,7 +18,8 @@ class Examples:
 
     Attributes:
         x: images as uint8 (examples, channels, height, width), or texts as tokens (examples, length).
-        y: a class per example, or one per position (examples, length) where the next token is to be told.
+        y: a class per example, or one per position (examples, length) where the next token is to be told; of any
+            whole-number type.
         groups: who made each example (a speaking role), for data sets that know; from 0 on.
     """
 

@@ -21,15 +21,20 @@ def make_partition(
     """For each client the indices of its examples; every index is given to exactly one client."""
     if clients > len(labels):
         raise DataError(f"data.clients: got {clients}, expected at most {len(labels)}, the number of training examples")
-    if kind == "dirichlet" and labels.dim() > 1:
-        raise DataError(
-            "data.partition: got 'dirichlet', expected 'natural' or 'iid': its examples have no class each to be skewed"
-        )
+    if kind == "dirichlet":
+        _check_classes(labels, kind)
     if kind == "iid":
         parts = np.array_split(rng.permutation(len(labels)), clients)
     else:
         parts = _dirichlet(labels.numpy(), clients, alpha, rng)
     return [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
+
+
+def _check_classes(labels: Tensor, kind: str) -> None:
+    if labels.dim() > 1:
+        raise DataError(
+            f"data.partition: got {kind!r}, expected 'natural' or 'iid': its examples have no class each to be skewed"
+        )
 
 
 def natural_partition(groups: Tensor | None, clients: int, rng: np.random.Generator) -> list[Tensor]:
@@ -54,6 +59,7 @@ class VirtualPartition(Sequence[Tensor]):
     """
 
     def __init__(self, labels: Tensor, clients: int, alpha: float, examples: int, stream: Stream) -> None:
+        _check_classes(labels, "virtual")
         self._members = [torch.nonzero(labels == c).flatten().numpy() for c in range(int(labels.max()) + 1)]
         self._clients, self._alpha, self._examples, self._stream = clients, alpha, examples, stream
 

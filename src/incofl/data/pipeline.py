@@ -100,6 +100,17 @@ class Tokens:
         return x.long()
 
 
+@dataclass(frozen=True)
+class Texts:
+    """Texts of one length; there is one way to see them."""
+
+    length: int
+
+    def __call__(self, side: int | None) -> View:
+        """The view; a side is a matter of images."""
+        return View((self.length,), Tokens())
+
+
 def random_crop(x: Tensor, pad: int, generator: Generator) -> Tensor:
     """Pads every image with zeros and cuts its original size out at a random place."""
     height, width = x.shape[-2:]

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from incofl.data import images
+from incofl.data import characters, images, words
 from incofl.data.dataset import Dataset, Source
-from incofl.data.pipeline import ImagePipeline, ImageViews
+from incofl.data.pipeline import ImagePipeline, ImageViews, Texts
 from incofl.errors import DataError, nearest
 
 # Of the paper's ViTs, at 224 x 224.
@@ -47,6 +47,32 @@ DATASETS: dict[str, Source] = {
             _LARGE,
         ),
         load=images.cifar10,
+    ),
+    "shakespeare": Source(
+        summary="next character of a play, one client per speaking role (tinyshakespeare.txt in data.root)",
+        classes=characters.VOCABULARY,
+        view=Texts(characters.WINDOW),
+        load=characters.shakespeare,
+        vocabulary=characters.VOCABULARY,
+        model="lstm",
+        sequence=True,
+        natural=True,
+    ),
+    "sst2": Source(
+        summary="sentiment of phrases of film reviews, two classes (tsv files in data.root/sst2)",
+        classes=2,
+        view=Texts(words.SST2_LENGTH),
+        load=words.sst2,
+        vocabulary=words.VOCABULARY,
+        model="text-transformer",
+    ),
+    "imdb": Source(
+        summary="sentiment of 50,000 film reviews, two classes (reviews.json in data.root/imdb)",
+        classes=2,
+        view=Texts(words.IMDB_LENGTH),
+        load=words.imdb,
+        vocabulary=words.VOCABULARY,
+        model="text-transformer",
     ),
 }
 

@@ -181,7 +181,7 @@ def _round(
     trace.add("mean, transforms", SERVER, tally.last_arrival, time.perf_counter())
     scores: list[Score] = []
     if server.round % config.eval.every == 0 or server.round == config.rounds:
-        if federation.method.server.buffers == "static":
+        if federation.method.server.buffers == "static" and server.layout.buffers:
             server = server.measured(executor.measure(server, federation.levels_in_use))
         scores = executor.evaluate(server, federation.levels_in_use)
     row: Row = {

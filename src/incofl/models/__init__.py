@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from incofl.errors import ConfigError, nearest
 from incofl.layout import Layout
 from incofl.models.resnet import DEPTHS, ExitResNet, ResNet, Stem, resnet_layout
+from incofl.models.text import StackedLstm, TextTransformer, lstm_layout, transformer_layout
 from incofl.models.tiny import ResidualMlp, mlp_layout
 from incofl.models.vit import VisionTransformer, check_sizes, default_patch, vit_layout
 from incofl.split import exit_positions
@@ -142,6 +143,29 @@ def _vit_family(summary: str, dim: int, depth: int, heads: int, levels: int = 5,
     return Family(summary, make, split="layer", levels=levels, side=side, options=sizes)
 
 
+def _lstm(depth: int, dim: int, options: ModelOptions) -> tuple[nn.Module, Layout]:
+    width = math.ceil(options.width * (options.dim or dim))
+    model = StackedLstm(options.depth or depth, width, options.vocabulary, options.classes, options.sequence)
+    return model, lstm_layout(model)
+
+
+def _text_transformer(depth: int, dim: int, heads: int, options: ModelOptions) -> tuple[nn.Module, Layout]:
+    width, heads = math.ceil(options.width * (options.dim or dim)), options.heads or heads
+    if width % heads:
+        raise ConfigError(f"model.heads: got {heads}, expected a divisor of the model's width, {width}")
+    (length,) = options.shape
+    model = TextTransformer(
+        options.depth or depth, width, heads, options.vocabulary, length, options.classes, options.sequence
+    )
+    return model, transformer_layout(model)
+
+
+def _text_family(
+    summary: str, make: Callable[[ModelOptions], tuple[nn.Module, Layout]], levels: int, *sizes: Size
+) -> Family:
+    return Family(summary, make, "texts", "layer", levels, options=("depth", "dim", *sizes))
+
+
 MODELS: dict[str, Family] = {
     name: Family(f"ResNet of {depth} blocks", functools.partial(_resnet, depth), scaled=True, exits=True)
     for name, depth in DEPTHS.items()
@@ -151,6 +175,12 @@ MODELS: dict[str, Family] = {
     "tiny-resnet": Family("for tests", _tiny_resnet, scaled=True, exits=True),
     "tiny-mlp": Family("for tests", _tiny_mlp, scaled=True),
     "tiny-vit": _vit_family("for tests", 32, 4, 4, levels=3),
+    "lstm": _text_family("4 stacked LSTM layers", functools.partial(_lstm, 4, 128), 4),
+    "text-transformer": _text_family(
+        "6 transformer blocks", functools.partial(_text_transformer, 6, 128, 4), 5, "heads"
+    ),
+    "tiny-lstm": _text_family("for tests", functools.partial(_lstm, 3, 16), 3),
+    "tiny-transformer": _text_family("for tests", functools.partial(_text_transformer, 4, 16, 2), 3, "heads"),
 }
 
 
