@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from incofl.client import LocalSettings
 from incofl.errors import ConfigError
