@@ -4,6 +4,7 @@ Checksums are MD5, as their publishers and the libraries that fetch them state; 
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Published:
     train: tuple[int, ...] = ()
     test: tuple[int, ...] = ()
     checksums: dict[str, str] = field(default_factory=dict)
+
+    def found(self, root: Path) -> list[Path]:
+        """Those of its files that there are."""
+        return [path for pattern in self.files for path in sorted(root.glob(pattern))]
 
 
 NUMERALS = tuple("0123456789")
@@ -110,8 +115,9 @@ SVHN = Published(
 )
 
 CINIC10 = Published(
-    files=tuple(
-        f"{folder}{split}" for folder in ("cinic-10/", "CINIC-10/", "cinic10/", "") for split in ("train", "test")
+    files=(
+        *("cinic-10/*/airplane", "CINIC-10/*/airplane", "cinic10/*/airplane"),
+        *("train/airplane", "test/airplane"),
     ),
     names=OBJECTS,
     train=(9000,) * 10,
