@@ -37,7 +37,7 @@ def _start(context: typer.Context) -> None:
 
 @data_app.command("list")
 def list_(root: RootOption = ROOT) -> None:
-    """List the data sets: what they are, how large, and whether their files are found."""
+    """List the data sets, and which of them are found in DIR."""
     table = _table("data set", "training", "test", "files", "what")
     for name, source in DATASETS.items():
         sizes = [f"{sum(counts):,}" if counts else "-" for counts in (source.published.train, source.published.test)]
@@ -57,9 +57,9 @@ def show(
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Draw samples and partition into this PNG file.")
     ] = None,
 ) -> None:
-    """Show the sizes, classes and pipeline of a data set, and how it is divided among clients.
+    """Show what is in a data set, and who would hold what.
 
-    The division is that of a run with the same config keys.
+    Sizes, classes, the pipeline, and the division among clients, which is that of a run with the same config keys.
     """
     source = find_source(name)
     if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -90,22 +90,26 @@ def show(
 
 @data_app.command()
 def fetch(name: NameArgument, root: RootOption = ROOT) -> None:
-    """Load a data set from the Hugging Face Hub and write it into DIR in its original format.
+    """Fetch a data set from the Hugging Face Hub.
 
-    Needs the extra hub (pip install 'incofl[hub]'). Runs themselves never load anything over the network.
+    It is written into DIR in its original format. Needs the extra hub (pip install 'incofl[hub]'). Runs themselves
+    never load anything over the network.
     """
     from incofl.data.hub import fetch as fetch_from_hub
 
     if not find_source(name).published.files:
         typer.echo(f"{name} is embedded: there is nothing to fetch")
         return
-    for path in fetch_from_hub(name, root.expanduser()):
+    for path in fetch_from_hub(name, root.expanduser(), lambda address: typer.echo(f"fetching {address}")):
         typer.echo(f"wrote {path}")
 
 
 @data_app.command()
 def verify(name: NameArgument, root: RootOption = ROOT) -> None:
-    """Read a data set and compare sizes, class counts and checksums with the published ones."""
+    """Check that a data set is what was published.
+
+    Reads everything, and compares sizes, class counts and checksums.
+    """
     checks = check(name, root.expanduser())
     table = _table("what", "verdict", "found")
     for entry in checks:

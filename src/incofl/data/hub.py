@@ -5,6 +5,7 @@ Only ``incofl data fetch`` comes here: a run reads files and never loads anythin
 
 import functools
 import json
+import logging
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class Remote:
         """The rows of a split, loaded over the network or from the cache of ``datasets``."""
         import datasets
 
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what matters of a failure is in its exception
         loaded: Rows = datasets.load_dataset(self.repository, self.subset, split=split)
         return loaded
 
@@ -71,7 +73,7 @@ REMOTES: dict[str, Remote] = {
 }
 
 
-def fetch(name: str, root: Path) -> list[Path]:
+def fetch(name: str, root: Path, begin: Callable[[str], None] = lambda address: None) -> list[Path]:
     """Loads a data set from the Hub and writes it under ``root``; what was written.
 
     The files appear when all of them are written and read back, and with them a record of where they come from.
@@ -82,6 +84,7 @@ def fetch(name: str, root: Path) -> list[Path]:
     if found := source.published.found(root):
         raise DataError(f"{name}: {found[0]} is there already; look at it with: incofl data verify {name}")
     remote = REMOTES[name]
+    begin(remote.address)
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as scratch:
         folder = Path(scratch)

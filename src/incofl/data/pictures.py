@@ -30,7 +30,7 @@ def draw(data: Dataset, partition: Sequence[Tensor], names: Sequence[str], title
     height = ROW * data.classes if classified else 0.0
     left = 1.1 + (SAMPLES * ROW + GAP if pictured else 0)
     width = float(np.clip(len(shown) * ROW, 5.0, 10.0))
-    size = (left + width + 0.9, 0.6 + height + 1.9)
+    size = (left + width + 0.9, 0.6 + height + 1.75)
     figure = Figure(figsize=size, facecolor="white")
 
     def place(x: float, y: float, w: float, h: float) -> tuple[float, float, float, float]:
@@ -42,17 +42,17 @@ def draw(data: Dataset, partition: Sequence[Tensor], names: Sequence[str], title
         axes = figure.add_axes(place(1.1, 0.6, SAMPLES * ROW, height))
         axes.imshow(mosaic(data), extent=(0, SAMPLES, data.classes, 0), aspect="auto", interpolation="nearest")
         axes.set_xticks([])
-        axes.set_xlabel("training examples")
-        axes.set_title("classes", loc="left", fontsize=9)
+        axes.set_xlabel("training examples", fontsize=9)
         _class_labels(axes, names, 0.5)
     if classified:
         counts = np.stack([torch.bincount(data.train.y[own], minlength=data.classes).numpy() for own in shown], 1)
         axes = figure.add_axes(place(left, 0.6, width, height))
         shades = axes.imshow(counts, cmap="Blues", vmin=0, vmax=max(1, counts.max()), aspect="auto")
-        _client_labels(axes, len(shown))
+        _client_labels(axes, len(shown), len(partition))
         _class_labels(axes, [""] * data.classes if pictured else names, 0)
         if len(shown) <= NUMBERED:
-            for (label, client), count in np.ndenumerate(counts):
+            for label, client in np.argwhere(counts):
+                count = counts[label, client]
                 colour = "white" if count > 0.6 * counts.max() else "black"
                 axes.text(client, label, str(count), ha="center", va="center", fontsize=6.5, color=colour)
         bar = figure.colorbar(shades, cax=figure.add_axes(place(left + width + 0.12, 0.6, 0.12, height)))
@@ -69,7 +69,7 @@ def draw(data: Dataset, partition: Sequence[Tensor], names: Sequence[str], title
     if classified:
         axes.set_xticks([])
     else:
-        _client_labels(axes, len(shown))
+        _client_labels(axes, len(shown), len(partition))
     return figure
 
 
@@ -93,8 +93,7 @@ def _class_labels(axes: Axes, names: Sequence[str], middle: float) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _client_labels(axes: Axes, clients: int) -> None:
-    step = 1 if clients <= NUMBERED else 10
-    axes.set_xticks(range(0, clients, step))
+def _client_labels(axes: Axes, shown: int, clients: int) -> None:
+    axes.set_xticks(range(0, shown, 1 if shown <= NUMBERED else 10))
     axes.tick_params(axis="x", labelsize=7)
-    axes.set_xlabel("client")
+    axes.set_xlabel("client" if shown == clients else f"client (the first {shown} of {clients:,})", fontsize=9)

@@ -34,10 +34,12 @@ def verify(name: str, root: Path) -> list[Check]:
     known = [published.checksums, _recorded(name, root)]
     archives = [root / file for file in published.checksums if (root / file).is_file()]
     for path in dict.fromkeys([*published.found(root), *archives]):
+        what = str((path.parent if path.is_dir() else path).relative_to(root))
         if path.is_dir():
-            checks.append(Check(str(path.parent), "not checked", "no checksums of its files are published"))
+            checks.append(Check(what, "not checked", "no checksums of its files are published"))
         else:
-            checks.append(_summed(path, {sums[path.name] for sums in known if path.name in sums}, published.checksums))
+            expected = {sums[path.name] for sums in known if path.name in sums}
+            checks.append(_summed(what, path, expected, published.checksums.get(path.stem)))
     return checks
 
 
@@ -55,22 +57,25 @@ def _by_class(counts: list[int]) -> str:
     return f"{counts[0]:,} of each class" if len(set(counts)) == 1 else f"by class {' '.join(map(str, counts))}"
 
 
-def _summed(path: Path, expected: set[str], published: dict[str, str]) -> Check:
+def _summed(what: str, path: Path, expected: set[str], content: str | None) -> Check:
+    """Of a packed file that is not the published one, its ``content`` may be."""
     own = file_md5(path)
     if own in expected:
-        return Check(str(path), "ok", f"MD5 {own}")
-    content = published.get(path.stem) if path.suffix == ".gz" else None
-    if content is not None and hashlib.md5(gzip.decompress(path.read_bytes())).hexdigest() == content:
-        return Check(str(path), "ok", f"packed anew, content MD5 {content}")
+        return Check(what, "ok", f"MD5 {own}")
+    if path.suffix == ".gz" and content is not None and _md5(gzip.decompress(path.read_bytes())) == content:
+        return Check(what, "ok", f"packed anew, content MD5 {content}")
     if expected:
-        return Check(str(path), "differs", f"MD5 {own}, expected {' or '.join(sorted(expected))}")
-    return Check(str(path), "not checked", f"MD5 {own}, none is published")
+        return Check(what, "differs", f"MD5 {own}, expected {' or '.join(sorted(expected))}")
+    return Check(what, "not checked", f"MD5 {own}, none is published")
 
 
 def file_md5(path: Path) -> str:
     """The checksum that data sets are published with; it tells damage, not malice."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    return _md5(path.read_bytes())
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def record_path(name: str, root: Path) -> Path:
