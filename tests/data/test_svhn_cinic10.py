@@ -10,7 +10,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from incofl.data import DATASETS, ImagePipeline
-from incofl.data.cinic10 import CLASSES, cinic10
+from incofl.data.cinic10 import cinic10
+from incofl.data.published import OBJECTS
 from incofl.data.svhn import svhn
 from incofl.errors import DataError
 
@@ -104,7 +105,7 @@ def test_no_svhn_at_all(tmp_path: Path) -> None:
 def photographs(tmp_path: Path) -> Path:
     """Images filled with (label, number, 7); the last of each class is grey."""
     for split in ("train", "test", "valid"):
-        for label, name in enumerate(CLASSES):
+        for label, name in enumerate(OBJECTS):
             folder = tmp_path / "cinic-10" / split / name
             folder.mkdir(parents=True)
             Image.new("RGB", (32, 32), (label, 0, 7)).save(folder / "a.png")

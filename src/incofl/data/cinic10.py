@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from incofl.data.dataset import Examples
-from incofl.data.published import OBJECTS as CLASSES
+from incofl.data.published import OBJECTS
 from incofl.errors import DataError
 
 FOLDERS = ("cinic-10", "CINIC-10", "cinic10", ".")
@@ -16,11 +16,11 @@ FOLDERS = ("cinic-10", "CINIC-10", "cinic10", ".")
 
 def cinic10(root: Path, per_class: int = 9_000) -> tuple[Examples, Examples]:
     """Training and test images, ordered by class and file name; the validation images are not used."""
-    folder = next((root / name for name in FOLDERS if (root / name / "train" / CLASSES[0]).is_dir()), None)
+    folder = next((root / name for name in FOLDERS if (root / name / "train" / OBJECTS[0]).is_dir()), None)
     if folder is None:
         hint = "unpack CINIC-10.tar.gz into cinic-10/" if (root / "CINIC-10.tar.gz").is_file() else "set data.root"
         raise DataError(
-            f"cinic10: no folder cinic-10 with train/{CLASSES[0]} and so on in {root.absolute()}; {hint}, "
+            f"cinic10: no folder cinic-10 with train/{OBJECTS[0]} and so on in {root.absolute()}; {hint}, "
             "or: incofl data fetch cinic10"
         )
     return _read(folder / "train", per_class), _read(folder / "test", per_class)
@@ -29,11 +29,11 @@ def cinic10(root: Path, per_class: int = 9_000) -> tuple[Examples, Examples]:
 def _read(folder: Path, per_class: int) -> Examples:
     if not folder.is_dir():
         raise DataError(f"cinic10: missing {folder}; unpack the original archive again")
-    other = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in CLASSES)
+    other = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in OBJECTS)
     if other:
-        raise DataError(f"{folder}: holds a folder {other[0]}, expected the ten classes {CLASSES[0]} to {CLASSES[-1]}")
+        raise DataError(f"{folder}: holds a folder {other[0]}, expected the ten classes {OBJECTS[0]} to {OBJECTS[-1]}")
     files: list[Path] = []
-    for name in CLASSES:
+    for name in OBJECTS:
         own = sorted((folder / name).glob("*.png"))
         if len(own) != per_class:
             raise DataError(
@@ -48,7 +48,7 @@ def _read(folder: Path, per_class: int) -> Examples:
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(read, range(len(files)), chunksize=256):
             pass
-    labels = torch.arange(len(CLASSES)).repeat_interleave(per_class)
+    labels = torch.arange(len(OBJECTS)).repeat_interleave(per_class)
     return Examples(torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))), labels)
 
 
