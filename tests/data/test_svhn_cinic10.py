@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
+from incofl.config import load_config
 from incofl.data import DATASETS, ImagePipeline
 from incofl.data.cinic10 import cinic10
 from incofl.data.published import OBJECTS
@@ -184,3 +185,9 @@ def test_constants_of_the_paper() -> None:
     large = ImagePipeline(mean=half, std=half, flip=True, crop=True, resize=224)
     assert pipeline("svhn", 224) == pipeline("cinic10", 224) == pipeline("cifar10", 224) == large
     assert pipeline("fashion-mnist", 224) == ImagePipeline(channels=3, resize=224)
+
+
+@pytest.mark.parametrize("name", ["svhn", "cinic10", "fashion-mnist"])
+def test_the_papers_protocol_is_that_of_cifar10_on_other_data(name: str) -> None:
+    expected = load_config("paper-cifar10", [f"data.name={name}"])
+    assert load_config(f"paper-{name}") == expected
