@@ -20,6 +20,7 @@ ORDER = [
     ["devices"],
     ["engine"],
     ["display"],
+    ["cli_data"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

@@ -7,31 +7,13 @@ from typing import Any
 
 import pytest
 
-from incofl.cli import main
+from tests.shell import Shell
 from tests.test_resources import STAGE_MACS, STAGE_PARAMETERS, WIDTH_MACS, WIDTH_PARAMETERS
 
 SMALL = [
     *("--set", "data.clients=10", "--set", "data.limit=300", "--set", "cohort=4", "--set", "split.levels=3"),
     *("--set", "model.name=tiny-resnet", "--set", "local.epochs=1", "--set", "rounds=2"),
 ]
-
-
-class Shell:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: object) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error."""
-        self._monkeypatch.setattr(sys, "argv", ["incofl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = self._capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-
-@pytest.fixture
-def incofl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(monkeypatch, capsys)
 
 
 def test_run(incofl: Shell, tmp_path: Path) -> None:
@@ -199,8 +181,8 @@ def test_the_demo_keeps_its_promise(incofl: Shell, tmp_path: Path) -> None:
     [
         ("methods", ["fedavg", "heteroavg", "incoavg", "allsmall", "alllarge"]),
         ("models", ["resnet10", "resnet26", "tiny-mlp"]),
-        ("datasets", ["digits", "fashion-mnist", "cifar10"]),
-        ("presets", ["demo", "paper-cifar10"]),
+        ("datasets", ["digits", "fashion-mnist", "cifar10", "cinic10", "svhn"]),
+        ("presets", ["demo", "paper-cifar10", "paper-cinic10", "paper-svhn"]),
     ],
 )
 def test_list(incofl: Shell, what: str, some: list[str]) -> None:

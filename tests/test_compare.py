@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from incofl.engine.compare import Difference, Spread
-from tests.test_cli import SMALL, Shell, incofl
-
-__all__ = ["incofl"]  # the fixture
+from tests.shell import Shell
+from tests.test_cli import SMALL
 
 
 def test_spread_and_difference_by_hand() -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from typer.exceptions import TyperException
 
 import incofl
+from incofl.cli_data import data_app
 from incofl.config import Config, load_config, presets
 from incofl.data import DATASETS
 from incofl.devices import load_devices
@@ -37,6 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(data_app, name="data")
 
 ConfigArgument = Annotated[
     str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset (incofl list presets).")

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from incofl.client import LocalSettings
 from incofl.data import DATASETS, Examples, ImagePipeline, eval_batches, local_batches
-from incofl.data.pipeline import cutout, random_crop
+from incofl.data.pipeline import cutout, random_crop, random_resized_crop
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -109,3 +109,56 @@ def test_an_epoch_visits_every_example_once_in_a_new_order() -> None:
 def test_evaluation_sees_every_example_in_order() -> None:
     labels = torch.cat([y for _, y in eval_batches(images(25), ImagePipeline(maximum=1), size=10)])
     assert labels.tolist() == list(range(25))
+
+
+def test_a_random_part_of_a_constant_image_is_constant() -> None:
+    out = random_resized_crop(torch.full((20, 3, 32, 32), 0.25), 48, rng())
+    assert out.shape == (20, 3, 48, 48)
+    assert torch.allclose(out, torch.tensor(0.25))
+
+
+def test_random_parts_interpolate_and_follow_from_the_generator() -> None:
+    x = torch.rand(16, 3, 32, 32, generator=rng(1))
+    out = random_resized_crop(x, 40, rng(2))
+    low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
+    assert bool((out >= low - 1e-6).all())
+    assert bool((out <= high + 1e-6).all())
+    assert torch.equal(out, random_resized_crop(x, 40, rng(2)))
+    assert not torch.equal(out, random_resized_crop(x, 40, rng(3)))
+    assert not torch.equal(out[0], random_resized_crop(x[:1].expand(2, -1, -1, -1), 40, rng(2))[1])
+
+
+def test_random_parts_have_the_areas_and_shapes_they_should() -> None:
+    """Images whose channels are the coordinates of each pixel in [0, 1]: what a part spans is seen in its values.
+
+    Its first and last pixel of 64 lie half a pixel inside, so that it spans 64/63 of their distance.
+    """
+    side = 512
+    across = ((torch.arange(side) + 0.5) / side).expand(side, side)
+    x = torch.stack([across, across.T]).expand(400, -1, -1, -1)
+    out = random_resized_crop(x, 64, rng())
+    width, height = ((out[:, c].amax((1, 2)) - out[:, c].amin((1, 2))) * 64 / 63 for c in (0, 1))
+    area, ratio = width * height, width / height
+    assert 0.079 < float(area.min()) < 0.12
+    assert 0.9 < float(area.max()) < 1.01
+    assert 0.745 < float(ratio.min()) < 0.77
+    assert 1.30 < float(ratio.max()) < 1.345
+    assert 0.45 < float(out.mean()) < 0.55  # anywhere, not at one side
+
+
+def test_a_part_of_the_whole_area_is_the_resized_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random numbers of 1 for the area and 1/2 for the shape: the whole image."""
+    monkeypatch.setattr(
+        torch, "rand", lambda *size, generator: torch.tensor([1.0, 0.5, 0.3, 0.9])[:, None].expand(size)
+    )
+    x = torch.randint(0, 256, (4, 3, 32, 32), generator=rng()).float() / 255
+    expected = functional.interpolate(x, size=224, mode="bilinear", align_corners=False)
+    assert torch.allclose(random_resized_crop(x, 224, rng()), expected, atol=1e-4)
+
+
+def test_training_at_another_side_crops_mirrors_and_normalises() -> None:
+    pipeline = DATASETS["svhn"].view(64).pipeline
+    white = torch.full((3, 3, 32, 32), 255, dtype=torch.uint8)
+    for out in (pipeline.train(white, rng()), pipeline.test(white)):
+        assert out.shape == (3, 3, 64, 64)
+        assert torch.allclose(out, torch.tensor(1.0))  # (1 - 0.5) / 0.5

@@ -79,6 +79,11 @@ def encode(text: str) -> np.ndarray:
     return _TOKEN_OF[np.where(points < 128, points, 0)]
 
 
+def decode(tokens: torch.Tensor) -> str:
+    """Tokens as characters; those that the vocabulary lacks as a replacement sign."""
+    return "".join(("\N{REPLACEMENT CHARACTER}" + CHARACTERS)[token] for token in tokens.tolist())
+
+
 def _examples(roles: list[tuple[np.ndarray, np.ndarray]]) -> Examples:
     x, y = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*roles, strict=True))
     sizes = torch.tensor([len(windows) for windows, _ in roles])

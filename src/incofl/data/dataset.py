@@ -2,11 +2,13 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from torch import Generator, Tensor
+
+from incofl.data.published import Published
 
 # Of one example as a model gets it: channels, height and width of an image; the length of a text.
 Shape = tuple[int, ...]
@@ -88,6 +90,8 @@ class Source:
         stem: of ResNets, likewise.
         sequence: whether every position of a text has a class of its own: the token that follows.
         natural: whether its examples say who made them, so that it comes in parts of its own.
+        published: what its files are checked against.
+        decode: of texts, an example as it is read.
     """
 
     summary: str
@@ -100,3 +104,5 @@ class Source:
     stem: Literal["imagenet", "small"] = "imagenet"
     sequence: bool = False
     natural: bool = False
+    published: Published = field(default_factory=Published)
+    decode: Callable[[Tensor], str] | None = None

@@ -1,4 +1,4 @@
-"""Readers of the original files of image data sets: digits, Fashion-MNIST, CIFAR-10."""
+"""Readers of the original files of image data sets: digits, MNIST, Fashion-MNIST, CIFAR-10."""
 
 import gzip
 import io
@@ -32,9 +32,17 @@ def digits(root: Path) -> tuple[Examples, Examples]:
     return Examples(x[~test], y[~test]), Examples(x[test], y[test])
 
 
+def mnist(root: Path) -> tuple[Examples, Examples]:
+    """The four idx files of handwritten digits, compressed or not."""
+    return _idx_files(find_folder(root, "mnist", "MNIST/raw"))
+
+
 def fashion_mnist(root: Path) -> tuple[Examples, Examples]:
-    """The four idx files, compressed or not."""
-    folder = find_folder(root, "fashion-mnist", "FashionMNIST/raw")
+    """The four idx files of articles of clothing, compressed or not."""
+    return _idx_files(find_folder(root, "fashion-mnist", "FashionMNIST/raw"))
+
+
+def _idx_files(folder: Path) -> tuple[Examples, Examples]:
     return (
         Examples(
             _idx(folder, "train-images-idx3-ubyte", 60_000), _idx(folder, "train-labels-idx1-ubyte", 60_000).long()
@@ -47,7 +55,7 @@ def _idx(folder: Path, name: str, count: int) -> Tensor:
     """An idx file, compressed or not: magic number, sizes, then bytes."""
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
     if path is None:
-        raise DataError(f"fashion-mnist: missing {folder / name}[.gz]; put the four original idx files there")
+        raise DataError(f"missing {folder / name}[.gz]; put the four original idx files there")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, zlib.error, EOFError) as problem:
@@ -92,7 +100,8 @@ def cifar10(root: Path) -> tuple[Examples, Examples]:
             return _cifar_archive(path, folder, names, suffix, read)
     raise DataError(
         f"cifar10: nothing found in {root.absolute()}; expected cifar-10-batches-bin/, cifar-10-batches-py/, "
-        "cifar-10-binary.tar.gz or cifar-10-python.tar.gz; set data.root to the folder that holds one of them"
+        "cifar-10-binary.tar.gz or cifar-10-python.tar.gz; set data.root to the folder that holds one of them, "
+        "or: incofl data fetch cifar10"
     )
 
 
@@ -175,6 +184,7 @@ def find_folder(root: Path, *names: str) -> Path:
     found = next((root / name for name in names if (root / name).is_dir()), None)
     if found is None:
         raise DataError(
-            f"{names[0]}: no folder {names[0]} in {root.absolute()}; set data.root to the folder that holds it"
+            f"{names[0]}: no folder {names[0]} in {root.absolute()}; set data.root to the folder that holds it, "
+            f"or: incofl data fetch {names[0]}"
         )
     return found
