@@ -70,7 +70,7 @@ def _name(module: nn.Module, traced: Trace) -> tuple[dict[str, Axes], dict[str, 
         factors = leaves(dim)
         free = next((at for at, atom in enumerate(factors) if atom.whole is None), None)
         key = factors if free is None else (factors[free],)
-        reason = next((atom.whole for atom in factors if atom.whole), None)
+        reason = next((atom.whole for atom in sorted(factors, key=lambda a: -a.size) if atom.whole), None)
         if not factors or (free is None and reason is None and key not in names):
             return None
         if key not in names:

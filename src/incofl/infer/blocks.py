@@ -59,19 +59,18 @@ class _Search:
                 self.look(child, below)
 
     def divide(self, run: Stage) -> list[Stage]:
-        """A run as stages: a block that cannot be left out starts a new one."""
+        """A run as stages: a block that changes the shape starts a new one. None if the model needs the others too."""
         series = _in_series(self.graph, run)
         stages: list[list[str]] = []
         for at, block in enumerate(run):
-            if stages and at in series and block in self.steady and self._runs_without([block]):
+            if stages and at in series and block in self.steady:
                 stages[-1].append(block)
             else:
                 stages.append([block])
         later = [block for stage in stages for block in stage[1:]]
-        return [tuple(stage) for stage in stages] if not later or self._runs_without(later) else []
-
-    def _runs_without(self, blocks: list[str]) -> bool:
-        return problem_with(without(self.module, blocks), self.example, self.shape) is None
+        if later and problem_with(without(self.module, later), self.example, self.shape) is not None:
+            return []
+        return [tuple(stage) for stage in stages]
 
     def _composite(self, run: Stage) -> Iterator[bool]:
         return (any(True for _ in self.module.get_submodule(block).children()) for block in run)

@@ -226,7 +226,9 @@ def find_rule(target: torch._ops.OpOverload) -> Rule:
     name = target._schema.name.replace("::", ".")
     rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
     if rule is None:
-        return elementwise if torch.Tag.pointwise in target.tags else opaque
+        packet = target.overloadpacket
+        tags = [tag for overload in packet.overloads() for tag in getattr(packet, overload).tags]
+        return elementwise if torch.Tag.pointwise in tags else opaque
     return rule
 
 

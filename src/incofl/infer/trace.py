@@ -93,9 +93,8 @@ def _apply(node: Node, results: dict[Node, Value | list[Value]]) -> Value | list
     if not isinstance(node.target, torch._ops.OpOverload):
         raise LayoutError(f"layout: {node.target} in {_where(node)} cannot be followed; write the Layout by hand")
     schema = node.target._schema
-    arguments = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
-    arguments |= {argument.name: known(given) for argument, given in zip(schema.arguments, node.args, strict=False)}
-    arguments |= {name: known(given) for name, given in node.kwargs.items()}
+    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+    arguments = {a.name: known(given.get(a.name, a.default_value)) for a in schema.arguments}
     call = Call(schema.name.replace("::", "."), _where(node), arguments, shapes_of(node))
     if not call.shapes:  # an assertion
         return []

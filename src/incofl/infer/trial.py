@@ -1,12 +1,13 @@
 """The safety net: what was found is tried out, on tensors without values, before anybody relies on it."""
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from incofl.infer.dims import Atom, Dims, leaves
+from incofl.infer.dims import Atom, Dims, leaves, length
 from incofl.infer.trace import Trace, export, first_line, shapes_of
 from incofl.layout import Layout
 from incofl.split.slice import cut
@@ -52,7 +53,7 @@ def rigid_axes(
     First the module must run with narrower axes: sizes that it remembers show here. Then every tensor on the way must
     have the shape that the axes foretell: a view that divides fewer channels among as many heads shows here.
     """
-    shape = module(example).shape
+    shape = torch.Size(length(leaves(dim)) for dim in trace.output)
     fine: list[str] = []
     rigid: dict[str, str] = {}
 
@@ -82,7 +83,7 @@ def _surprise(graph: torch.fx.Graph, trace: Trace, narrow: Mapping[Atom, str]) -
 
     def foretold(dims: Dims) -> tuple[int, ...]:
         sizes = [[kept(a.size, SHARE) if a in narrow else a.size for a in leaves(dim)] for dim in dims]
-        return tuple(torch.Size(size).numel() for size in sizes)
+        return tuple(map(math.prod, sizes))
 
     if len(graph.nodes) != len(trace.graph.nodes):
         return dict.fromkeys(narrow.values(), "the model takes other steps when it is narrowed")
