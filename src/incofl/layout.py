@@ -140,8 +140,8 @@ class Layout:
     @property
     def why_whole(self) -> str:
         """Why width splitting finds nothing to narrow, for messages."""
-        name, reason = next(iter(self.kept_whole.items()), (None, "all widths are those of its input or output"))
-        return reason if name is None else f"no width can be narrowed: {name}: {reason}"
+        reasons = [f"{name}: {reason}" for name, reason in self.kept_whole.items()]
+        return f"no width can be narrowed ({reasons[0] if reasons else 'all are those of its input or output'})"
 
     @cached_property
     def block_of(self) -> dict[str, str | None]:

@@ -30,7 +30,7 @@ def infer_layout(module: nn.Module, example: Tensor) -> Layout:
         skeleton(example)
     except Exception as problem:
         raise LayoutError(
-            f"layout: {type(module).__name__} fails on an example of shape {tuple(example.shape)}: {first_line(problem)}"
+            f"layout: {type(module).__name__} fails on a batch of shape {tuple(example.shape)}: {first_line(problem)}"
         ) from problem
     traced = trace(skeleton, example)
     _one_axis_each(traced)
@@ -98,4 +98,3 @@ def _hold(axes: dict[str, Axes], reasons: dict[str, str]) -> dict[str, Axes]:
         )
         for entry, own in axes.items()
     }
-

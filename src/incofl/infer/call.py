@@ -60,7 +60,7 @@ class Call:
 
     def hold(self, dim: Dim, what: str = "") -> None:
         """Holds a dimension whole because of this call."""
-        hold(dim, f"{self.name} in {self.where or 'the model itself'} {what or 'depends on its positions'}")
+        hold(dim, f"{self.name} in {self.where} {what or 'depends on its positions'}")
 
 
 Rule = Callable[[Call], Dims | list[Dims]]

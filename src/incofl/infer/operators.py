@@ -147,7 +147,7 @@ def attention(call: Call) -> Dims:
 
 def product(call: Call) -> Dims:
     """Matrix products. Where both factors depend on the input, as in an attention, what is summed over is whole."""
-    bias, a, b = (None, *call.values) if len(call.values) == 2 else call.values
+    *bias, a, b = call.values
     unify(a[-1], b[-2 if len(b) > 1 else 0])
     if not (a.learned or b.learned):
         hold(a[-1], HEAD)
@@ -158,8 +158,8 @@ def product(call: Call) -> Dims:
         if len(value) > 2:
             _spread(value.dims[:-2], dims)
     dims += rows + columns
-    if bias is not None:
-        _spread(bias.dims, dims)
+    for value in bias:
+        _spread(value.dims, dims)
     return tuple(dims)
 
 

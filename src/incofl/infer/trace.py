@@ -62,7 +62,9 @@ def trace(module: nn.Module, example: Tensor) -> Trace:
                 results[node] = Value(entries.setdefault(name, news(shape)), learned=True)
             else:  # the input, or a constant
                 given = node.name in signature.user_inputs
-                results[node] = Value(news(shape, OBVIOUS if given else f"{name or node.name} is not part of the state"))
+                results[node] = Value(
+                    news(shape, OBVIOUS if given else f"{name or node.name} is not part of the state")
+                )
         elif node.op == "output":
             output = _output(module, node, results)
         else:
@@ -88,14 +90,15 @@ def _apply(node: Node, results: dict[Node, Value | list[Value]]) -> Value | list
         return argument
 
     if node.target is operator.getitem:
-        source: Any = known(node.args[0])
-        return source[node.args[1]] if isinstance(source, list) else source  # type: ignore[no-any-return]
+        source, at = known(list(node.args))
+        one: Value = source[at] if isinstance(source, list) else source
+        return one
     if not isinstance(node.target, torch._ops.OpOverload):
-        raise LayoutError(f"layout: {node.target} in {_where(node)} cannot be followed; write the Layout by hand")
+        raise LayoutError(f"layout: {node.target} in {where(node)} cannot be followed; write the Layout by hand")
     schema = node.target._schema
     given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
     arguments = {a.name: known(given.get(a.name, a.default_value)) for a in schema.arguments}
-    call = Call(schema.name.replace("::", "."), _where(node), arguments, shapes_of(node))
+    call = Call(schema.name.replace("::", "."), where(node), arguments, shapes_of(node))
     if not call.shapes:  # an assertion
         return []
     learned = bool(call.values) and all(value.learned for value in call.values)
@@ -117,9 +120,10 @@ def _output(module: nn.Module, node: Node, results: dict[Node, Value | list[Valu
     return value.dims
 
 
-def _where(node: Node) -> str:
+def where(node: Node) -> str:
+    """The path of the module that calls an operator."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]) if stack else ""
+    return (stack and str(stack[-1][0])) or "the model itself"
 
 
 def shapes_of(node: Node) -> tuple[tuple[int, ...], ...]:
@@ -131,4 +135,3 @@ def shapes_of(node: Node) -> tuple[tuple[int, ...], ...]:
 
 def _many(value: Value | list[Value]) -> list[Value]:
     return value if isinstance(value, list) else [value]
-

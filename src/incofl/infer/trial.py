@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from incofl.infer.dims import Atom, Dims, leaves, length
-from incofl.infer.trace import Trace, export, first_line, shapes_of
+from incofl.infer.trace import Trace, export, first_line, shapes_of, where
 from incofl.layout import Layout
 from incofl.split.slice import cut
 from incofl.split.submodel import Skip, submodel
@@ -94,7 +94,5 @@ def _surprise(graph: torch.fx.Graph, trace: Trace, narrow: Mapping[Atom, str]) -
         if tuple(map(foretold, all_dims)) != shapes_of(node)[: len(all_dims)]:
             sources = [dims for source in expected.all_input_nodes for dims in trace.values[source]]
             along = {narrow[a] for dims in (*all_dims, *sources) for dim in dims for a in leaves(dim) if a in narrow}
-            stack = list((expected.meta.get("nn_module_stack") or {"": ("", "")}).values())
-            return dict.fromkeys(along or narrow.values(), f"{expected.target} in {stack[-1][0]} has a fixed size")
+            return dict.fromkeys(along or narrow.values(), f"{expected.target} in {where(expected)} has a fixed size")
     return {}
-
