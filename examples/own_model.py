@@ -26,7 +26,11 @@ def inferred(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def by_hand(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, incofl.Layout]:
     """The same model with its layout."""
-    stream, out, model = incofl.Axis("stream", 32), incofl.Axis("classes", classes, fixed=True), inferred(shape, classes)
+    stream, out, model = (
+        incofl.Axis("stream", 32),
+        incofl.Axis("classes", classes, fixed=True),
+        inferred(shape, classes),
+    )
     axes: dict[str, incofl.Axes] = {"1.weight": (stream, None), "1.bias": (stream,), "6.weight": (out, stream)}
     for block in ("2", "3", "4", "5"):
         inner = incofl.Axis(f"{block}.inner", 64)

@@ -68,6 +68,26 @@ def test_the_method_of_contributing_works(tmp_path: Path, monkeypatch: pytest.Mo
     assert any(not torch.equal(bounded[n], expected[n]) for n in expected)
 
 
+def test_the_plans_of_own_models_come_out_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that we did not write, split by depth and by width."""
+    import sys
+
+    from incofl.cli import app
+
+    page = (ROOT / "docs" / "own-models.md").read_text()
+    (block,) = python_blocks(page)
+    (tmp_path / "classifier.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("COLUMNS", "120")
+    for options in ([], ["--method", "heterofl"]):
+        app(["plan", "--model", "classifier:Classifier", *options], standalone_mode=False)
+        printed = [line.rstrip() for line in capsys.readouterr().out.strip().splitlines()]
+        assert "\n".join(printed) in page
+
+
 def test_config_reference_is_current() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "reference.py"))["reference"]()
     assert (ROOT / "docs" / "config.md").read_text() == page, "run: python docs/reference.py"

@@ -303,6 +303,10 @@ def test_splitting_what_cannot_be_split() -> None:
     flat = Layout.infer(Net(lambda s, x: s.out(s.mid(x)), mid=nn.Linear(12, 8), out=nn.Linear(8, 5)), VECTORS)
     with pytest.raises(LayoutError, match="expected 'hetero': the model has no repeated blocks to leave out"):
         make_splitter(flat, "stage", 1)
-    stiff = Net(lambda s, x: s.out(s.blocks(x)), blocks=nn.Sequential(nn.BatchNorm1d(12), nn.BatchNorm1d(12)), out=nn.Linear(12, 5))
+    stiff = Net(
+        lambda s, x: s.out(s.blocks(x)),
+        blocks=nn.Sequential(nn.BatchNorm1d(12), nn.BatchNorm1d(12)),
+        out=nn.Linear(12, 5),
+    )
     with pytest.raises(LayoutError, match=r"expected 'stage' or 'layer': no width can be narrowed \(all are those of"):
         make_splitter(Layout.infer(stiff, VECTORS), "hetero", 2)
