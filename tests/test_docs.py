@@ -29,7 +29,7 @@ def test_readme_prints_the_quickstart() -> None:
     assert python_blocks(README)[0].strip() == quickstart.partition('"""\n\n')[2].strip()
 
 
-@pytest.mark.parametrize("name", ["inco_by_hand", "own_method", "quickstart"])
+@pytest.mark.parametrize("name", ["inco_by_hand", "own_method", "own_model", "quickstart"])
 def test_examples_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +66,26 @@ def test_the_method_of_contributing_works(tmp_path: Path, monkeypatch: pytest.Mo
     unbounded, bounded = result(float("inf")), result(1e-3)
     assert all(torch.equal(unbounded[n], expected[n]) for n in expected)
     assert any(not torch.equal(bounded[n], expected[n]) for n in expected)
+
+
+def test_the_plans_of_own_models_come_out_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that we did not write, split by depth and by width."""
+    import sys
+
+    from incofl.cli import app
+
+    page = (ROOT / "docs" / "own-models.md").read_text()
+    (block,) = python_blocks(page)
+    (tmp_path / "classifier.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("COLUMNS", "120")
+    for options in ([], ["--method", "heterofl"]):
+        app(["plan", "--model", "classifier:Classifier", *options], standalone_mode=False)
+        printed = [line.rstrip() for line in capsys.readouterr().out.strip().splitlines()]
+        assert "\n".join(printed) in page
 
 
 def test_config_reference_is_current() -> None:

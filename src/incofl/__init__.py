@@ -3,13 +3,14 @@
 from incofl.config import Config, load_config, make_config
 from incofl.engine import load_model, run, run_round
 from incofl.inco import InCo, mix
-from incofl.layout import Axis, Layout
+from incofl.layout import Axes, Axis, Layout
 from incofl.method import Method
 from incofl.methods import METHODS
 from incofl.models import make_model
 
 __all__ = [
     "METHODS",
+    "Axes",
     "Axis",
     "Config",
     "InCo",

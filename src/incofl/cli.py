@@ -21,7 +21,7 @@ from incofl.config import Config, load_config, presets
 from incofl.data import DATASETS
 from incofl.devices import load_devices
 from incofl.display import CompareDisplay, RunDisplay, comparison_table, make_console, plan_table, result_table
-from incofl.engine.build import build_method, build_model, build_splitter, client_levels
+from incofl.engine.build import build_method, build_model, build_splitter, client_levels, split_kind
 from incofl.engine.compare import compare as run_comparison
 from incofl.engine.compare import table as comparison_lines
 from incofl.engine.federation import clients_by_level
@@ -29,7 +29,7 @@ from incofl.engine.records import RunFolder
 from incofl.engine.run import run as run_federation
 from incofl.errors import ConfigError, IncoflError, RunError
 from incofl.methods import METHODS, find_method
-from incofl.models import MODELS
+from incofl.models import MODELS, Model
 from incofl.resources import Cost, DeviceClass, assign, costs, human
 
 app = typer.Typer(
@@ -44,6 +44,10 @@ ConfigArgument = Annotated[
     str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset (incofl list presets).")
 ]
 MethodOption = Annotated[str | None, typer.Option("--method", "-m", metavar="M", help="Method (incofl list methods).")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="M", help="Model (incofl list models), or your own as package.module:factory."),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one config key, e.g. data.alpha=0.1; repeatable."),
@@ -60,6 +64,7 @@ DevicesOption = Annotated[
 def run(
     config: ConfigArgument = None,
     method: MethodOption = None,
+    model: ModelOption = None,
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Run folder [runs/NAME-TIME].")] = None,
     resume: Annotated[
@@ -79,9 +84,9 @@ def run(
         if not RunFolder(out).config.exists():
             raise RunError(f"{out}: holds no run to resume; check --out, or name the CONFIG to start it with")
     fleet = load_devices(devices) if devices is not None else []
-    resolved = _config(config, method, set_, fleet)
+    resolved = _config(config, method, model, set_, fleet)
     if fleet:
-        levels = _costs(resolved)
+        levels = _costs(resolved, build_model(resolved))
         resolved = _with_fleet(resolved, fleet, assign(fleet, levels), len(levels))
     folder = RunFolder(out.expanduser() if out is not None else _new_folder(resolved))
     console = make_console()
@@ -112,6 +117,7 @@ def compare(
         str, typer.Option("--methods", "-m", metavar="A,B,...", help="Methods; the others are compared to the first.")
     ] = "heteroavg,incoavg",
     seeds: Annotated[str, typer.Option("--seeds", metavar="S,T,...", help="Seeds; every method runs each.")] = "0,1,2",
+    model: ModelOption = None,
     set_: SetOption = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Holds a run folder per method and seed, and the tables.")
@@ -124,8 +130,9 @@ def compare(
     Runs of a seed share partition, cohorts and initial weights. Started again, it continues where it was interrupted.
     The table is also written to DIR as Markdown, CSV and JSON.
     """
+    overrides = [*(set_ or []), *_named("model.name", model)]
     arms = {
-        (find_method(name).name, seed): load_config(config, [*(set_ or []), f"method={name}", f"seed={seed}"])
+        (find_method(name).name, seed): load_config(config, [*overrides, f"method={name}", f"seed={seed}"])
         for seed in _whole_numbers(seeds, "--seeds")
         for name in dict.fromkeys(name.strip() for name in methods.split(",") if name.strip())
     }
@@ -159,6 +166,7 @@ def _whole_numbers(text: str, option: str) -> list[int]:
 def plan(
     config: ConfigArgument = None,
     method: MethodOption = None,
+    model: ModelOption = None,
     set_: SetOption = None,
     devices: DevicesOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")] = False,
@@ -168,21 +176,26 @@ def plan(
     MACs are the multiply-accumulates of convolutions and matrix products in one forward pass of one example.
     """
     fleet = load_devices(devices) if devices is not None else []
-    resolved = _config(config, method, set_, fleet)
-    levels = _costs(resolved)
+    resolved = _config(config, method, model, set_, fleet)
+    server_model = build_model(resolved)
+    levels = _costs(resolved, server_model)
     chosen = assign(fleet, levels) if fleet else []
     if fleet:
         resolved = _with_fleet(resolved, fleet, chosen, len(levels))
     clients = clients_by_level(find_method(resolved.method), client_levels(resolved, len(levels)))
-    model = resolved.model
-    title = f"{model.name} at width {model.width:g}, {resolved.split.kind} splitting, {resolved.data.name}"
+    kind, wanted = split_kind(resolved, server_model.layout), resolved.model
+    whole = server_model.layout.kept_whole if kind == "hetero" else {}
+    title = f"{wanted.name} at width {wanted.width:g}, {kind} splitting, {resolved.data.name}"
     if as_json:
-        typer.echo(json.dumps(_plan_json(resolved, levels, clients, fleet, chosen), indent=2))
+        numbers = _plan_json(resolved, kind, levels, clients, fleet, chosen)
+        typer.echo(json.dumps(numbers | ({"kept_whole": dict(whole)} if whole else {}), indent=2))
         return
     console = make_console()
     console.print(plan_table(title, levels, clients))
     console.print("MACs of a forward pass of one example; bytes a round; memory of training, estimated", soft_wrap=True)
     console.print(f"mean over the {sum(clients)} clients: {human(_mean_parameters(levels, clients))} parameters")
+    for axis, reason in whole.items():
+        console.print(f"{axis} is held whole: {reason}", soft_wrap=True, highlight=False, markup=False)
     if fleet:
         console.print(_fleet_table(fleet, chosen, levels))
         console.print(f"to run it: incofl run ... --devices {devices}", soft_wrap=True)
@@ -231,14 +244,19 @@ def _new_folder(config: Config) -> Path:
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
-def _config(config: str | None, method: str | None, set_: list[str] | None, fleet: list[DeviceClass]) -> Config:
-    overrides = [*(set_ or []), *([f"method={json.dumps(method)}"] if method is not None else [])]
+def _config(
+    config: str | None, method: str | None, model: str | None, set_: list[str] | None, fleet: list[DeviceClass]
+) -> Config:
+    overrides = [*(set_ or []), *_named("method", method), *_named("model.name", model)]
     overrides += [f"data.clients={sum(device.count for device in fleet)}"] if fleet else []
     return load_config(config, overrides)
 
 
-def _costs(config: Config) -> list[Cost]:
-    model = build_model(config)
+def _named(key: str, option: str | None) -> list[str]:
+    return [] if option is None else [f"{key}={json.dumps(option)}"]
+
+
+def _costs(config: Config, model: Model) -> list[Cost]:
     return costs(model, build_splitter(config, model), config.local, build_method(config))
 
 
@@ -250,14 +268,14 @@ def _with_fleet(config: Config, fleet: list[DeviceClass], chosen: list[int], num
 
 
 def _plan_json(
-    config: Config, levels: list[Cost], clients: Sequence[int], fleet: list[DeviceClass], chosen: list[int]
+    config: Config, kind: str, levels: list[Cost], clients: Sequence[int], fleet: list[DeviceClass], chosen: list[int]
 ) -> dict[str, Any]:
     result: dict[str, Any] = {
         "model": config.model.name,
         "width": config.model.width,
         "stem": config.model.stem,
         "data": config.data.name,
-        "split": config.split.kind,
+        "split": kind,
         "levels": [dataclasses.asdict(cost) | {"clients": clients[cost.level]} for cost in levels],
         "mean_parameters": _mean_parameters(levels, clients),
     }

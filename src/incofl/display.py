@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from incofl.config import Config
+from incofl.engine.build import split_kind
 from incofl.engine.federation import Federation
 from incofl.engine.records import Row
 from incofl.resources import Cost, human
@@ -63,7 +64,7 @@ class RunDisplay:
         self._live.update(self._clients, total=config.cohort_size, completed=0)
         self._print(
             f"{config.method} on {config.data.name}: {config.model.name} at width {config.model.width:g}, "
-            f"{config.split.kind} splitting into {len(federation.splitter.depths)} levels, "
+            f"{split_kind(config, federation.model.layout)} splitting into {len(federation.splitter.depths)} levels, "
             f"{config.data.clients} clients, {config.cohort_size} a round, {config.rounds} rounds, seed {config.seed}"
         )
         if rows:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from torch import nn
+from torch import Tensor, nn
 
 from incofl.errors import LayoutError
 
@@ -48,6 +48,7 @@ class Layout:
         shallow: which parameter is the shallow counterpart of which, ``deep -> shallow``: what InCo mixes.
         buffers: entries that are statistics, not parameters: they follow the buffer policy.
         exits: of a model with early exits, the prefix of each one's head and how many blocks come before it.
+        kept_whole: of an inferred layout, why an axis is fixed that is not fixed by its meaning.
     """
 
     axes: Mapping[str, Axes]
@@ -56,6 +57,7 @@ class Layout:
     shallow: Mapping[str, str]
     buffers: frozenset[str]
     exits: Mapping[str, int] = field(default_factory=dict)
+    kept_whole: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(
@@ -79,6 +81,16 @@ class Layout:
             buffers=frozenset(state.keys() - parameters),
             exits=dict(exits or {}),
         )
+
+    @classmethod
+    def infer(cls, module: nn.Module, example: Tensor) -> "Layout":
+        """The layout of any module, found by tracing a batch of examples through it. Neither is changed.
+
+        What cannot be narrowed safely is held whole, and ``kept_whole`` says why.
+        """
+        from incofl.infer import infer_layout  # it is built on layouts, and needs a second to be loaded
+
+        return infer_layout(module, example)
 
     def __post_init__(self) -> None:
         sizes: dict[str, int] = {}
@@ -119,6 +131,17 @@ class Layout:
     def named_axes(self) -> dict[str, Axis]:
         """Every axis by its name."""
         return {axis.name: axis for axes in self.axes.values() for axis in axes if axis is not None}
+
+    @cached_property
+    def narrow_axes(self) -> tuple[Axis, ...]:
+        """Those that width splitting narrows."""
+        return tuple(axis for axis in self.named_axes.values() if not axis.fixed)
+
+    @property
+    def why_whole(self) -> str:
+        """Why width splitting finds nothing to narrow, for messages."""
+        reasons = [f"{name}: {reason}" for name, reason in self.kept_whole.items()]
+        return f"no width can be narrowed ({reasons[0] if reasons else 'all are those of its input or output'})"
 
     @cached_property
     def block_of(self) -> dict[str, str | None]:

@@ -24,12 +24,13 @@ from incofl.data import (
 from incofl.engine.federation import ClientLevels, Federation
 from incofl.engine.seeds import Purpose, numpy_rng, seed_of
 from incofl.errors import ConfigError
+from incofl.layout import Layout
 from incofl.method import BufferPolicy, Method, Weighting
 from incofl.methods import find_method
 from incofl.models import Model, ModelOptions, make_model
 from incofl.models.pretrained import with_pretrained
 from incofl.models.resnet import Stem
-from incofl.split import Splitter, check_ratios, make_exit_splitter, make_splitter, num_depths
+from incofl.split import Kind, Splitter, check_ratios, make_exit_splitter, make_splitter, num_depths
 
 _Part = TypeVar("_Part")
 
@@ -67,6 +68,14 @@ def _exits(config: Config) -> int:
     return levels if isinstance(levels, int) else len(levels)
 
 
+def split_kind(config: Config, layout: Layout) -> Kind:
+    """How the model is split; one that the table does not know, as its layout suggests."""
+    kind = config.split.kind
+    if kind == "auto":
+        return "layer" if len(layout.stages) == 1 else "stage"
+    return kind
+
+
 def build_splitter(config: Config, model: Model) -> Splitter:
     """The splitter, checked against the model."""
     method, wanted = find_method(config.method), config.split.levels
@@ -78,9 +87,7 @@ def build_splitter(config: Config, model: Model) -> Splitter:
     window = method.window
     if window == "rolling" and config.rolex.direction == "backward":
         window = "rolling-back"
-    kind = config.split.kind
-    if kind == "auto":  # of a model that the table does not know
-        kind = "layer" if len(model.layout.stages) == 1 else "stage"
+    kind = split_kind(config, model.layout)
     levels = min(5, num_depths(model.layout, kind)) if isinstance(wanted, str) else wanted
     return make_splitter(model.layout, kind, levels, config.split.depth, window)
 

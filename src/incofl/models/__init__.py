@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from incofl.errors import ConfigError, nearest
 from incofl.layout import Layout
+from incofl.models.custom import make_custom
 from incofl.models.resnet import DEPTHS, ExitResNet, ResNet, Stem, resnet_layout
 from incofl.models.text import StackedLstm, TextTransformer, lstm_layout, transformer_layout
 from incofl.models.tiny import ResidualMlp, mlp_layout
@@ -185,7 +186,9 @@ MODELS: dict[str, Family] = {
 
 
 def find_family(name: str) -> Family:
-    """The model of that name, or one clear line with the nearest name."""
+    """The model of that name, one of the user's own, or one clear line with the nearest name."""
+    if ":" in name:
+        return Family("of your own", functools.partial(make_custom, name), input="any", split=None, levels=None)
     if name not in MODELS:
         raise ConfigError(f"model.name: got {name!r}{nearest(name, MODELS)}")
     return MODELS[name]

@@ -72,6 +72,8 @@ def make_splitter(
         raise LayoutError("split.levels: got an empty list, expected one entry per level")
     if kind != "hetero" and depth != "full":
         raise LayoutError(f"split.depth: got {depth!r} with split.kind={kind}, expected it only with split.kind=hetero")
+    if kind != "hetero" and not layout.stages:
+        raise LayoutError(f"split.kind: got {kind!r}, expected 'hetero': the model has no repeated blocks to leave out")
     splitter = _make_splitter(layout, kind, levels, depth, window)
     sizes = [splitter.slice(layout, level, 0).num_elements for level in range(len(splitter.depths))]
     if sizes != sorted(sizes):
@@ -96,6 +98,8 @@ def _make_splitter(
             return DepthSplitter(tuple(layer_depth(layout, count, level) for level, count in enumerate(counts)))
         case "hetero":
             ratios = check_ratios(levels)
+            if min(ratios) < 1 and not layout.narrow_axes:
+                raise LayoutError(f"split.kind: got 'hetero', expected 'stage' or 'layer': {layout.why_whole}")
             if depth == "full":
                 depths = [layout.depth] * len(ratios)
             elif depth == "scaled":

@@ -1,0 +1,274 @@
+"""Rules of operators that compute: which dimensions each of them finds to be the same, and which it holds whole."""
+
+import torch
+
+from incofl.infer.call import Call, Rule, Value
+from incofl.infer.dims import OBVIOUS, Dim, Dims, hold, leaves, length, new, news, reshape, unify
+from incofl.infer.views import VIEWS, opaque
+
+HEAD = "the scale of an attention depends on it"
+
+
+def elementwise(call: Call) -> Dims:
+    """Any number of tensors, broadcast."""
+    dims: list[Dim] = [()] * len(call.shape)
+    for value in call.values:
+        _spread(value.dims, dims)
+    return tuple(dims)
+
+
+def same(call: Call) -> Dims:
+    """The result has the dimensions of the first tensor."""
+    return call.values[0].dims
+
+
+def along(call: Call) -> Dims:
+    """Positions of one dimension are weighed against each other: softmax and its like."""
+    value = call.values[0]
+    call.hold(value[call["dim"]])
+    return value.dims
+
+
+def reduction(call: Call) -> Dims | list[Dims]:
+    """Dimensions that disappear, or are left with length 1."""
+    value, dim = call.values[0], call["dim"]
+    which = [dim] if isinstance(dim, int) else dim or range(len(value))
+    gone = {at % len(value) for at in which}
+    if len(call.shapes) > 1 or call.name in ("aten.argmax", "aten.argmin"):  # where the largest is, too
+        for at in gone:
+            call.hold(value[at])
+    kept = [() if at in gone else dim for at, dim in enumerate(value.dims) if at not in gone or call["keepdim"]]
+    return tuple(kept) if len(call.shapes) == 1 else [tuple(kept)] * len(call.shapes)
+
+
+def linear(call: Call) -> Dims:
+    """The last dimension of the input against the columns of the weight."""
+    x, weight, bias = call["input"], call["weight"], call["bias"]
+    unify(x[-1], weight[1])
+    if bias is not None:
+        unify(bias[0], weight[0])
+    return (*x.dims[:-1], weight[0])
+
+
+def convolution(call: Call) -> Dims:
+    """Kernels are whole; a filter per channel ties outputs to inputs; other groups are whole."""
+    x, weight, groups = call["input"], call["weight"], call["groups"]
+    transposed = "transpose" in call.name
+    spatial = len(weight) - 2
+    for dim in weight.dims[2:]:
+        hold(dim)
+    outputs, inputs = (weight[1], weight[0]) if transposed else (weight[0], weight[1])
+    channels = x[-1 - spatial]
+    if groups == 1:
+        unify(channels, inputs)
+    elif not transposed and length(leaves(inputs)) == 1:
+        each = length(leaves(outputs)) // groups  # filters per channel, beside each other
+        unify((*channels, *new(each, OBVIOUS)), outputs)
+    else:
+        for dim in (channels, *weight.dims):
+            call.hold(dim, "has groups")
+        outputs = new(call.shape[-1 - spatial], OBVIOUS)
+    if call["bias"] is not None:
+        unify(call["bias"][0], outputs)
+    return (*x.dims[: -1 - spatial], outputs, *news(call.shape[-spatial:], OBVIOUS))
+
+
+def pooling(call: Call) -> Dims | list[Dims]:
+    """Pixels, or positions of a sequence, become fewer or more; how many dimensions of them is in the name."""
+    spatial = int(next(letter for letter in call.name if letter.isdigit()))
+    x = call.values[0]
+    for dim in x.dims[-spatial:]:
+        call.hold(dim)
+    results = [(*x.dims[:-spatial], *news(shape[-spatial:], OBVIOUS)) for shape in call.shapes]
+    return results if len(results) > 1 else results[0]
+
+
+def channel_norm(call: Call) -> Dims:
+    """Batch and instance norms: everything has the channels of the input."""
+    x, *others = call.values
+    for value in others:
+        unify(x[1], value[0])
+    return x.dims
+
+
+def last_norm(call: Call) -> Dims:
+    """Layer and RMS norms: the last dimensions are those of the weights."""
+    x, *others = call.values
+    for value in others:
+        for a, b in zip(x.dims[-len(value) :], value.dims, strict=True):
+            unify(a, b)
+    return x.dims
+
+
+def group_norm(call: Call) -> Dims:
+    """The number of groups stays, so each group loses the same channels."""
+    x, *others = call.values
+    groups = call["num_groups"]
+    outer, _ = reshape((x[1],), (groups, length(leaves(x[1])) // groups))
+    call.hold(outer, "has a fixed number of groups")
+    for value in others:
+        unify(x[1], value[0])
+    return x.dims
+
+
+def prelu(call: Call) -> Dims:
+    """A slope for all, or one per channel."""
+    x, weight = call["self"], call["weight"]
+    if weight[0]:
+        unify(x[1], weight[0])
+    dims: Dims = x.dims
+    return dims
+
+
+def embedding(call: Call) -> Dims:
+    """Rows are looked up by number, so all are needed."""
+    weight, indices = call["weight"], call["indices"]
+    hold(weight[0])
+    return (*indices.dims, weight[1])
+
+
+def attention(call: Call) -> Dims:
+    """Heads of queries, keys and values agree; their width is whole."""
+    q, k, v, mask = call["query"], call["key"], call["value"], call["attn_mask"]
+    hold((*q[-1], *k[-1], *v[-1]), HEAD)
+    unify(q[-1], k[-1])
+    unify(k[-2], v[-2])
+    for a, b in zip(k.dims[:-2], v.dims[:-2], strict=True):
+        unify(a, b)
+    for a, b in zip(q.dims[:-2], k.dims[:-2], strict=True):
+        if (many := length(leaves(a))) != (few := length(leaves(b))):  # heads that share keys and values
+            a, shared = reshape((a,), (few, many // few))
+            call.hold(shared, "shares keys between heads")
+        unify(a, b)
+    if mask is not None:
+        _spread(mask.dims, [*q.dims[:-1], k[-2]])
+    return (*q.dims[:-1], v[-1])
+
+
+def product(call: Call) -> Dims:
+    """Matrix products. Where both factors depend on the input, as in an attention, what is summed over is whole."""
+    *bias, a, b = call.values
+    unify(a[-1], b[-2 if len(b) > 1 else 0])
+    if not (a.learned or b.learned):
+        hold(a[-1], HEAD)
+    rows = [a[-2]] if len(a) > 1 else []
+    columns = [b[-1]] if len(b) > 1 else []
+    dims: list[Dim] = [()] * (len(call.shape) - len(rows) - len(columns))
+    for value in (a, b):
+        if len(value) > 2:
+            _spread(value.dims[:-2], dims)
+    dims += rows + columns
+    for value in bias:
+        _spread(value.dims, dims)
+    return tuple(dims)
+
+
+def einsum(call: Call) -> Dims | list[Dims]:
+    """By the letters of the equation."""
+    left, arrow, right = call["equation"].replace(" ", "").partition("->")
+    if not arrow or "." in left:
+        return opaque(call)
+    letters: dict[str, Dim] = {}
+    for word, value in zip(left.split(","), call.values, strict=True):
+        for letter, dim in zip(word, value.dims, strict=True):
+            unify(letters.setdefault(letter, dim), dim)
+    if sum(not value.learned for value in call.values) > 1:
+        for letter in letters.keys() - set(right):
+            hold(letters[letter], HEAD)
+    return tuple(letters[letter] for letter in right)
+
+
+def recurrent(call: Call) -> Dims | list[Dims]:
+    """LSTM, GRU and plain layers: gates are copies of the hidden state, which all layers share."""
+    if "params" not in call.arguments or call["data"] is not None:  # packed sequences
+        return opaque(call)
+    gates = {"aten.lstm": 4, "aten.gru": 3}.get(call.name, 1)
+    x, states = call["input"], call["hx"]
+    states = states if isinstance(states, list | tuple) else [states]
+    hidden = states[0][-1]
+    if any(length(leaves(state[-1])) != length(leaves(hidden)) for state in states):
+        return opaque(call)  # a projected state
+    ways = 2 if call["bidirectional"] else 1
+    per_layer = (4 if call["has_biases"] else 2) * ways
+    inputs = x[-1]
+    for at, value in enumerate(call["params"]):
+        unify(value[0], (*new(gates, OBVIOUS), *hidden))
+        if len(value) == 2:
+            if at and at % per_layer == 0:
+                inputs = (*new(ways, OBVIOUS), *hidden)
+            unify(value[1], inputs if at % (per_layer // ways) == 0 else hidden)
+    for state in states:
+        hold((*state[0], *state[1]))
+        unify(state[-1], hidden)
+    output = (*x.dims[:-1], (*new(ways, OBVIOUS), *hidden))
+    return [output, *[state.dims for state in states]]
+
+
+def made(call: Call) -> Dims:
+    """A tensor of one number: its lengths may follow those of the model, which a trial will show."""
+    return news(call.shape)
+
+
+def listed(call: Call) -> Dims:
+    """A tensor whose values depend on the position."""
+    return news(call.shape, OBVIOUS)
+
+
+def triangle(call: Call) -> Dims:
+    """A mask of positions."""
+    value: Value = call["self"]
+    hold((*value[-1], *value[-2]))
+    return value.dims
+
+
+def find_rule(target: torch._ops.OpOverload) -> Rule:
+    """The rule of an operator; ``opaque`` if it has none."""
+    name = target._schema.name.replace("::", ".")
+    rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
+    if rule is None:
+        packet = target.overloadpacket
+        tags = [tag for overload in packet.overloads() for tag in getattr(packet, overload).tags]
+        return elementwise if torch.Tag.pointwise in tags else opaque
+    return rule
+
+
+def _spread(dims: Dims, over: list[Dim]) -> None:
+    """Broadcasts dimensions over others, from the last; those of length 1 take the others' length."""
+    for at in range(1, 1 + len(dims)):
+        if leaves(dims[-at]):
+            if leaves(over[-at]):
+                unify(dims[-at], over[-at])
+            else:
+                over[-at] = dims[-at]
+
+
+def _table() -> dict[str, Rule]:
+    names: dict[Rule, str] = {
+        same: "dropout alpha_dropout feature_dropout contiguous clone to type_as detach alias _to_copy lift_fresh "
+        "lift_fresh_copy float double zeros_like ones_like empty_like full_like rand_like randn_like dropout_ silu "
+        "gelu celu rrelu",
+        along: "softmax log_softmax _softmax cumsum cumprod logcumsumexp softmin",
+        reduction: "mean sum amax amin max min var std norm linalg_vector_norm logsumexp argmax argmin any all prod",
+        linear: "linear",
+        convolution: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+        pooling: "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
+        "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_linear1d "
+        "upsample_bicubic2d upsample_trilinear3d",
+        channel_norm: "batch_norm instance_norm",
+        last_norm: "layer_norm rms_norm",
+        group_norm: "group_norm",
+        prelu: "prelu",
+        embedding: "embedding",
+        attention: "scaled_dot_product_attention",
+        product: "matmul mm bmm addmm baddbmm mv",
+        einsum: "einsum",
+        recurrent: "lstm gru rnn_tanh rnn_relu",
+        made: "zeros ones full empty new_zeros new_ones new_full new_empty",
+        listed: "arange scalar_tensor eye linspace",
+        triangle: "tril triu",
+    }
+    return {f"aten.{name}": rule for rule, line in names.items() for name in line.split()}
+
+
+RULES: dict[str, Rule] = VIEWS | _table()
