@@ -1,6 +1,7 @@
 """Small federations for tests."""
 
 import os
+from pathlib import Path
 
 from incofl.config import Config, make_config
 from incofl.engine.build import build
@@ -11,6 +12,7 @@ from incofl.engine.round import Tally, run_round
 from incofl.engine.run import WORKERS
 from incofl.engine.store import ClientStore
 from incofl.server import Server
+from tests.texts import text_config
 
 TINY = {
     "rounds": 3,
@@ -20,6 +22,18 @@ TINY = {
     "split": {"levels": 3},
     "local": {"epochs": 1, "batch_size": 16},
 }
+
+
+# A member of each family of models, and one whose layout is inferred.
+FAMILIES = ("tiny-resnet", "tiny-mlp", "tiny-vit", "tiny-lstm", "tiny-transformer", "tests.own_models:encoder")
+
+
+def family_config(model: str, text_root: Path, *overrides: str) -> Config:
+    """A tiny federation on a member of a family; texts are read from a folder."""
+    if model in ("tiny-lstm", "tiny-transformer"):
+        return text_config(text_root, model, *overrides)
+    patch = ["model.patch=2"] if model == "tiny-vit" else []
+    return tiny_config(f"model.name={model}", "data.limit=150", *patch, *overrides)
 
 
 def tiny_config(*overrides: str) -> Config:

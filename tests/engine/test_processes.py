@@ -218,3 +218,17 @@ def test_a_method_that_workers_cannot_import_is_an_error(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "nowhere_else", module)
     with pytest.raises(RuntimeError, match=r"(?s)at its start:.*No module named 'nowhere_else'"):
         train_two_clients(rule())
+
+
+def test_dropout_draws_the_same_numbers_everywhere(tmp_path: Path) -> None:
+    """In this process and in two workers, whatever was drawn before; and nothing is drawn from outside."""
+    config = tiny_config("model.name=tests.own_models:encoder", "method=heteroavg", "data.limit=150")
+    states = []
+    for workers in (1, 2):
+        torch.rand(workers)
+        before = torch.random.get_rng_state()
+        folder = tmp_path / str(workers)
+        incofl.run(dataclasses.replace(config, engine=dataclasses.replace(config.engine, workers=workers)), folder)
+        assert torch.equal(before, torch.random.get_rng_state())
+        states.append((folder / "checkpoint" / "state.safetensors").read_bytes())
+    assert states[0] == states[1]

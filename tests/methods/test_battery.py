@@ -9,20 +9,22 @@ import torch
 
 import incofl
 from incofl.config import Config, load_config, make_config
-from incofl.engine.build import build_method, build_model, build_splitter
+from incofl.engine.build import build, build_method, build_model, build_splitter
 from incofl.engine.executor import make_store
+from incofl.engine.federation import Federation
 from incofl.errors import ConfigError
 from incofl.methods import METHODS
+from incofl.models import find_family
 from incofl.server import Server
 from incofl.tensors import Tensors, all_finite, clone
-from tests.federations import run_rounds, tiny_config, tiny_federation
+from tests.federations import FAMILIES, family_config, run_rounds, tiny_config, tiny_federation
+from tests.texts import write_shakespeare
 
 # Where a method is the same as another in the first rounds, or must differ from it.
 PER_SIZE = ("fedavg", "fedprox", "fednova", "scaffold", "moon")
 SPLIT = ("heteroavg", "heteroprox", "heteronova", "heteroscaffold", "heteromoon")
 UNEQUAL = ("heterofl", "inclusivefl", "fedrolex", "scalefl")
 NAMES = list(METHODS)
-MODELS = ("tiny-resnet", "tiny-mlp")  # a member of each family
 
 
 def same(a: Tensors, b: Tensors) -> bool:
@@ -43,13 +45,26 @@ def test_all_promised_names_are_there() -> None:
         assert METHODS[f"{base}+inco"] is METHODS[base.replace("hetero", "inco")]
 
 
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [(name, model) for name in NAMES for model in MODELS if not (METHODS[name].exits and model == "tiny-mlp")],
-)
-def test_two_rounds(name: str, model: str) -> None:
+@pytest.fixture(scope="module")
+def text_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a play for the families that read texts."""
+    return write_shakespeare(tmp_path_factory.mktemp("play")).parent
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
+def test_two_rounds(name: str, family: str, text_root: Path) -> None:
+    """On every family of models, or refused in one line."""
+    config = family_config(family, text_root, f"method={name}")
+    if METHODS[name].exits and not find_family(config.model.name).exits:
+        with pytest.raises(ConfigError, match=f"got '{config.model.name}', expected a model with early exits"):
+            build(config)
+    else:
+        check_method(build(config))
+
+
+def check_method(federation: Federation) -> None:
     """Finite; a position that nobody held keeps its bits; and a round leaves what it started from as it was."""
-    federation = tiny_federation(f"method={name}", f"model.name={model}")
     layout, store, server = federation.model.layout, make_store(federation), federation.start()
     for round in range(2):
         before = snapshot(server)
@@ -64,8 +79,8 @@ def test_two_rounds(name: str, model: str) -> None:
             for n, mask in held.items():
                 outside = mask == 0
                 assert torch.equal(after.state(level)[n][outside], server.state(level)[n][outside])
-        moved = [n for n in held if any(differs(after.state(v)[n], server.state(v)[n]) for v in after.population)]
-        assert moved
+        moved = {n for n in held if any(differs(after.state(v)[n], server.state(v)[n]) for v in after.population)}
+        assert moved == {n for n, mask in held.items() if bool(mask.any())}
         server = after
     assert same(federation.model.initial, federation.start().shared)
 

@@ -8,14 +8,11 @@ import torch
 import incofl
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
-from incofl.errors import ConfigError
-from incofl.methods import METHODS
 from incofl.tensors import all_finite
 from tests.federations import run_rounds
 from tests.texts import text_config, write_imdb, write_shakespeare, write_sst2
 
 MODELS = ["tiny-lstm", "tiny-transformer"]
-WITH_EXITS = [name for name, method in METHODS.items() if method.exits]
 
 
 @pytest.fixture(scope="module")
@@ -26,27 +23,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_sst2(folder)
     write_imdb(folder)
     return folder
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in WITH_EXITS])
-@pytest.mark.parametrize("model", MODELS)
-def test_two_rounds(root: Path, model: str, name: str) -> None:
-    """Finite, and everything that was trained moved."""
-    federation = build(text_config(root, model, f"method={name}"))
-    first, *_, last = run_rounds(federation, 2)
-    moved = set()
-    for level in federation.levels_in_use:
-        assert all_finite(last.state(level))
-        moved |= {n for n, v in last.state(level).items() if not torch.equal(v, first.state(level)[n])}
-    held = {n for job in federation.schedule(0, 4) for n in federation.slice(job.level, 0).index}
-    assert held <= moved
-
-
-@pytest.mark.parametrize("name", WITH_EXITS)
-@pytest.mark.parametrize("model", MODELS)
-def test_exits_are_refused(root: Path, model: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"got '{model}', expected a model with early exits for this method"):
-        build(text_config(root, model, f"method={name}"))
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -15,6 +15,7 @@ class Purpose(IntEnum):
     COHORT = 3
     TRAINING = 4
     MEASURING = 5
+    LAYERS = 6
 
 
 def numpy_rng(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from incofl.client import Given, Score, Trained, evaluate, measure_buffers, train
 from incofl.data import eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
-from incofl.engine.seeds import Purpose, torch_rng
+from incofl.engine.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
 from incofl.split import submodel
 from incofl.tensors import Tensors
@@ -67,7 +67,7 @@ class Worker:
         batches = local_batches(f.data.train, f.partition[job.client], f.data.pipeline, f.local, rng)
         module = self._module(job.level, job.round)
         on_device = ((self._input(module, x), y.to(f.device)) for x, y in batches)
-        with one_thread():
+        with one_thread(), own_randomness(seed_of(f.seed, Purpose.LAYERS, job.round, job.client)):
             return train(module, given, on_device, f.method.client, f.local, into)
 
     def evaluate(self, server: Server, job: EvalJob) -> Score:
@@ -125,6 +125,14 @@ def layout_of(module: nn.Module) -> torch.memory_format:
         for layer in convolutions
     )
     return torch.contiguous_format if narrow else torch.channels_last
+
+
+@contextmanager
+def own_randomness(seed: int) -> Iterator[None]:
+    """Inside, layers that draw random numbers (dropout) draw those of a seed; outside nothing changes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 @contextmanager

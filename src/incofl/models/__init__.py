@@ -188,7 +188,8 @@ MODELS: dict[str, Family] = {
 def find_family(name: str) -> Family:
     """The model of that name, one of the user's own, or one clear line with the nearest name."""
     if ":" in name:
-        return Family("of your own", functools.partial(make_custom, name), input="any", split=None, levels=None)
+        make = functools.partial(make_custom, name)  # which refuses what it does not know itself
+        return Family("of your own", make, input="any", split=None, levels=None, options=typing.get_args(Size))
     if name not in MODELS:
         raise ConfigError(f"model.name: got {name!r}{nearest(name, MODELS)}")
     return MODELS[name]

@@ -16,7 +16,7 @@ from incofl.layout import Layout
 
 # What a factory may ask for by the names of its parameters; those of the config's model section can be left out there.
 FROM_DATA = ("shape", "classes", "vocabulary", "sequence")
-FROM_CONFIG = ("width", "depth", "dim", "heads")
+FROM_CONFIG = ("width", "depth", "dim", "heads", "patch")
 EXAMPLES = 3  # in the batch that shows what a model does
 
 
