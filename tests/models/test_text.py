@@ -10,7 +10,8 @@ from incofl.client import LocalSettings
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.models import Model, ModelOptions, make_model
-from incofl.models.text import Attention, StackedLstm, TextTransformer
+from incofl.models.text import StackedLstm, TextTransformer
+from incofl.models.transformer import Attention
 from incofl.resources import activation_bytes, costs, count_macs, unroll
 from incofl.split import WidthSplitter, make_splitter, submodel
 
@@ -148,7 +149,7 @@ def test_an_lstm_by_hand() -> None:
 def test_attention_by_hand() -> None:
     """One head of two kept: softmax(q k / sqrt(d)) v over what is no padding."""
     torch.manual_seed(0)
-    attention = Attention(8, 1)
+    attention = Attention(8, 1, 8)
     x = torch.randn(1, 5, 8)
     mask = torch.tensor([True, True, True, False, False])
     q, k, v = attention.qkv(x)[0].chunk(3, 1)

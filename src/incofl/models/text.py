@@ -6,12 +6,11 @@ position sees itself and what is before it.
 """
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from incofl.layout import Axes, Axis, Layout
+from incofl.models.transformer import MLP_RATIO, Block, block_axes
 
 PADDING = 0
-MLP_RATIO = 4  # inner width of a transformer block, of that of the stream
 
 
 class LstmBlock(nn.Module):
@@ -67,56 +66,6 @@ class StackedLstm(TextModel):
         return out
 
 
-class Attention(nn.Module):
-    """Self-attention; how many heads there are follows from the weights, so that it can be narrowed by heads."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.head_dim = dim // heads
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
-
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Attends to the positions of a mask (B, 1, 1, length), or without one to those before."""
-        batch, length, _ = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, -1, self.head_dim)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        out = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
-        attended: Tensor = self.proj(out.transpose(1, 2).flatten(2))
-        return attended
-
-
-class Mlp(nn.Module):
-    """Two linear layers."""
-
-    def __init__(self, dim: int, inner: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, inner)
-        self.fc2 = nn.Linear(inner, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """W2 gelu(W1 x)."""
-        out: Tensor = self.fc2(functional.gelu(self.fc1(x)))
-        return out
-
-
-class TransformerBlock(nn.Module):
-    """Attention and a perceptron, each with a norm before it and a residual around it."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim)
-        self.attn = Attention(dim, heads)
-        self.norm2 = nn.LayerNorm(dim)
-        self.mlp = Mlp(dim, MLP_RATIO * dim)
-
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The stream with both branches added."""
-        x = x + self.attn(self.norm1(x), mask)
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
-
-
 class TextTransformer(TextModel):
     """Embedding and learned positions, pre-norm blocks, a final norm, a linear head."""
 
@@ -127,7 +76,7 @@ class TextTransformer(TextModel):
         self.sequence = sequence
         self.embedding = nn.Embedding(vocabulary, dim)
         self.position = nn.Embedding(length, dim)
-        self.blocks = nn.ModuleList(TransformerBlock(dim, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(dim, heads, dim // heads, MLP_RATIO * dim) for _ in range(depth))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
         for table in (self.embedding, self.position):
@@ -138,7 +87,7 @@ class TextTransformer(TextModel):
         out: Tensor = self.embedding(x) + self.position.weight[: x.shape[1]]
         mask = None if self.sequence else (x != PADDING)[:, None, None, :]
         for block in self.blocks:
-            out = block(out, mask)
+            out = block(out, mask, causal=self.sequence)
         return self.norm(out)  # type: ignore[no-any-return]
 
 
@@ -162,32 +111,12 @@ def lstm_layout(model: StackedLstm) -> Layout:
 
 
 def transformer_layout(model: TextTransformer) -> Layout:
-    """One stream, and in each block heads and inner channels of its own.
-
-    In each block the first norm is the shallow counterpart of the second, as in the paper's released code for ViTs.
-    """
+    """One stream through all blocks."""
     stream = Axis("stream", model.head.in_features)
     axes = _ends(model, stream) | {"position.weight": (None, stream), "norm.weight": (stream,), "norm.bias": (stream,)}
-    blocks = [f"blocks.{number}" for number in range(len(model.blocks))]
-    shallow: dict[str, str] = {}
-    for name in blocks:
-        block = model.get_submodule(name)
-        assert isinstance(block, TransformerBlock)
-        unit = block.attn.head_dim
-        heads = Axis(f"{name}.heads", stream.size // unit, unit=unit)
-        three = Axis(heads.name, heads.size, copies=3, unit=unit)  # queries, keys, values
-        inner = Axis(f"{name}.mlp", block.mlp.fc1.out_features)
-        for part, outputs, inputs in (
-            ("attn.qkv", three, stream),
-            ("attn.proj", stream, heads),
-            ("mlp.fc1", inner, stream),
-            ("mlp.fc2", stream, inner),
-        ):
-            axes |= {f"{name}.{part}.weight": (outputs, inputs), f"{name}.{part}.bias": (outputs,)}
-        for norm in ("norm1", "norm2"):
-            axes |= {f"{name}.{norm}.weight": (stream,), f"{name}.{norm}.bias": (stream,)}
-        shallow[f"{name}.norm2.weight"] = f"{name}.norm1.weight"
-    return Layout.of(model, axes, [blocks], shallow)
+    blocks = {f"blocks.{name}": block for name, block in model.blocks.named_children()}
+    of_blocks, shallow = block_axes(blocks.items(), stream)
+    return Layout.of(model, axes | of_blocks, [blocks], shallow)
 
 
 def _ends(model: TextModel, stream: Axis) -> dict[str, Axes]:

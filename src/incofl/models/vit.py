@@ -8,63 +8,12 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from incofl.errors import ConfigError
 from incofl.layout import Axes, Axis, Layout
+from incofl.models.transformer import MLP_RATIO, Block, block_axes
 
-MLP_RATIO = 4
 NORM_EPS = 1e-6  # timm's
-
-
-class Attention(nn.Module):
-    """Attention of every token to all; how many heads there are follows from the weights, so that heads can be cut."""
-
-    def __init__(self, dim: int, heads: int, head_dim: int) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.qkv = nn.Linear(dim, 3 * heads * head_dim)
-        self.proj = nn.Linear(heads * head_dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """softmax(q k' / sqrt(head_dim)) v in each head, and what the heads say together."""
-        q, k, v = (
-            self.qkv(x).unflatten(2, (3, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
-        )  # (batch, head, token, channel)
-        heads = functional.scaled_dot_product_attention(q, k, v)
-        out: Tensor = self.proj(heads.transpose(1, 2).flatten(2))
-        return out
-
-
-class Mlp(nn.Module):
-    """A perceptron with one hidden layer, the same for every token."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """W2 gelu(W1 x)."""
-        out: Tensor = self.fc2(functional.gelu(self.fc1(x)))
-        return out
-
-
-class Block(nn.Module):
-    """Attention and perceptron, each on the normalised stream and added to it."""
-
-    def __init__(self, dim: int, heads: int, head_dim: int, hidden: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.attn = Attention(dim, heads, head_dim)
-        self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.mlp = Mlp(dim, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The stream with both added."""
-        x = x + self.attn(self.norm1(x))
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
 
 
 class PatchEmbed(nn.Module):
@@ -112,7 +61,7 @@ class VisionTransformer(nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + math.prod(self.grid), dim))
         self.patch_embed = PatchEmbed(channels, patch, dim)
         self.blocks = nn.Sequential(
-            *[Block(dim, heads, head_dim or dim // heads, hidden or MLP_RATIO * dim) for _ in range(depth)]
+            *[Block(dim, heads, head_dim or dim // heads, hidden or MLP_RATIO * dim, NORM_EPS) for _ in range(depth)]
         )
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
         self.head = nn.Linear(dim, classes)
@@ -160,11 +109,7 @@ def _divisors(side: int) -> list[int]:
 
 
 def vit_layout(model: VisionTransformer) -> Layout:
-    """Axes: one residual stream; in each block the heads, three times in the queries, keys and values, and the MLP.
-
-    The shallow counterpart of the second norm's scale is that of the first norm of the same block, in every block, as
-    in the paper's released code.
-    """
+    """One residual stream through all blocks."""
     stream = Axis("stream", model.norm.weight.shape[0])
     classes = Axis("classes", model.head.out_features, fixed=True)
     axes: dict[str, Axes] = {
@@ -177,22 +122,6 @@ def vit_layout(model: VisionTransformer) -> Layout:
         "head.weight": (classes, stream),
         "head.bias": (classes,),
     }
-    shallow: dict[str, str] = {}
-
-    def linear(name: str, outputs: Axis, inputs: Axis) -> None:
-        axes[f"{name}.weight"], axes[f"{name}.bias"] = (outputs, inputs), (outputs,)
-
-    for name, block in model.blocks.named_children():
-        assert isinstance(block, Block)
-        prefix, head_dim = f"blocks.{name}", block.attn.head_dim
-        size = block.attn.proj.in_features // head_dim
-        heads = Axis(f"{prefix}.heads", size, unit=head_dim)
-        hidden = Axis(f"{prefix}.mlp", block.mlp.fc1.out_features)
-        for norm in ("norm1", "norm2"):
-            axes[f"{prefix}.{norm}.weight"] = axes[f"{prefix}.{norm}.bias"] = (stream,)
-        linear(f"{prefix}.attn.qkv", Axis(heads.name, size, copies=3, unit=head_dim), stream)
-        linear(f"{prefix}.attn.proj", stream, heads)
-        linear(f"{prefix}.mlp.fc1", hidden, stream)
-        linear(f"{prefix}.mlp.fc2", stream, hidden)
-        shallow[f"{prefix}.norm2.weight"] = f"{prefix}.norm1.weight"
-    return Layout.of(model, axes, [[f"blocks.{b}" for b in range(len(model.blocks))]], shallow)
+    blocks = {f"blocks.{name}": block for name, block in model.blocks.named_children()}
+    of_blocks, shallow = block_axes(blocks.items(), stream)
+    return Layout.of(model, axes | of_blocks, [blocks], shallow)
