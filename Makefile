@@ -36,6 +36,7 @@ format: $(READY)
 # Nearly an hour; make bench ROOT=DIR takes CIFAR-10 from DIR, and otherwise noise of its shape.
 bench: $(READY)
 	$(BIN)/python benchmarks/efficiency.py $(if $(ROOT),--root $(ROOT))
+	$(BIN)/python benchmarks/efficiency.py $(if $(ROOT),--root $(ROOT)) --rows vit,lstm,transformer --name efficiency-models
 	$(BIN)/python benchmarks/server_step.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/compile.py

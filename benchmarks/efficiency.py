@@ -1,12 +1,13 @@
 """How much of the machine a run uses: bare local training steps on W processes against a run with W workers.
 
-usage: python benchmarks/efficiency.py [--root DIR] [--workers 2] [--rounds N] [--rows quarter,full]
+usage: python benchmarks/efficiency.py [--root DIR] [--workers 2] [--rounds N] [--rows quarter,full] [--name NAME]
 
 The bare processes train the same clients with the same optimised step on the same batches, augmentation included, with
 no federation around them: no slices, uploads, aggregation, records or checkpoints. A run pauses after each of its
 rounds while the bare processes train the cohort of that round; the first round, in which workers start, is left out.
 The federation is the paper's: 100 clients, a cohort of 10, 5 epochs, batches of 64, on CIFAR-10 from DIR, or without it
-on noise of CIFAR-10's shape: what a step costs does not depend on what the images show.
+on noise of CIFAR-10's shape: what a step costs does not depend on what the images show. The other models (--rows
+vit,lstm,transformer --name efficiency-models) train one or two epochs; texts are always noise.
 """
 
 import argparse
@@ -32,13 +33,20 @@ from incofl.engine.federation import Federation, Job
 from incofl.engine.memory import keep_freed_memory, worker_environment
 from incofl.engine.records import Row
 from incofl.engine.seeds import Purpose, torch_rng
+from incofl.engine.worker import layout_of
 from incofl.split import submodel
+
+_SMALL_VIT = ["model.name=vit-tiny", "model.dim=64", "model.heads=1", "model.patch=8"]
 
 # A model family is one more row: what it is called, the preset, what differs from it, rounds to measure, the target.
 ROWS = {
     "quarter": ("ResNet26, quarter width", "paper-cifar10", ["model.width=0.25"], 12, "at least 0.92"),
     "full": ("ResNet26, full width", "paper-cifar10", [], 4, "at least 0.95"),
+    "vit": ("ViT of 12 blocks, width 64", "paper-vit-cifar10", [*_SMALL_VIT, "local.epochs=1"], 6, "none"),
+    "lstm": ("4 LSTM layers, width 128", "shakespeare", [], 6, "none"),
+    "transformer": ("text transformer, 6 blocks, width 128", "sst2", [], 6, "none"),
 }
+TEXTS = ("lstm", "transformer")
 
 
 class Bare:
@@ -56,7 +64,8 @@ class Bare:
         cls.models = {}
         for level in f.levels_in_use:
             piece = f.slice(level, 0)
-            cls.models[level] = submodel(f.model.template, f.model.layout, piece).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model = submodel(f.model.template, f.model.layout, piece)
+            cls.models[level] = model.to(memory_format=layout_of(model))  # type: ignore[call-overload]
             cls.models[level].load_state_dict(piece.take(f.model.initial))
 
     @classmethod
@@ -67,7 +76,9 @@ class Bare:
         optimizer = f.local.make_optimizer(model.parameters())
         rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
         for x, y in local_batches(f.data.train, f.partition[job.client], f.data.pipeline, f.local, rng):
-            loss = functional.cross_entropy(model(x.to(memory_format=torch.channels_last)), y)
+            if x.dim() == 4:
+                x = x.to(memory_format=layout_of(model))
+            loss = functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -115,6 +126,21 @@ class Comparison:
         return perf_counter() - start, busy
 
 
+def noisy_texts(root: Path) -> None:
+    """A play of 120 roles and sentences of two classes."""
+    rng = np.random.default_rng(0)
+
+    def words(count: int) -> str:
+        return " ".join(rng.choice(["to", "be", "or", "not", "that", "is", "the", "question"], count))
+
+    blocks = [f"Role {role}:\n{words(1200)}" for role in range(120)]
+    (root / "tinyshakespeare.txt").write_text("\n\n".join(blocks) + "\n")
+    (root / "sst2").mkdir()
+    for name, count in (("train", 60_000), ("dev", 800)):
+        rows = [f"{words(9)}\t{number % 2}" for number in range(count)]
+        (root / "sst2" / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+
+
 def noise(root: Path) -> None:
     """Files like CIFAR-10's."""
     folder, rng = root / "cifar-10-batches-bin", np.random.default_rng(0)
@@ -130,19 +156,22 @@ def main() -> None:
     parser.add_argument("--root", help="folder that holds cifar-10-batches-bin")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, help="measured rounds of each row, instead of 12 and 4")
-    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--rows", default="quarter,full", help=", ".join(ROWS))
+    parser.add_argument("--name", default="efficiency", help="of the results")
     options = parser.parse_args()
 
     lines, measured = [], {}
     with tempfile.TemporaryDirectory() as folder:
         if options.root is None:
             noise(Path(folder))
+        noisy_texts(Path(folder))
         for row in options.rows.split(","):
             name, preset, overrides, measurements, target = ROWS[row]
             measurements = options.rounds or measurements
             print(name, flush=True)
             rounds = measurements + 2  # the first starts the workers, the last would be evaluated
-            more = [f"data.root={options.root or folder!r}", f"rounds={rounds}", f"eval.every={rounds}"]
+            root = folder if row in TEXTS else options.root or folder
+            more = [f"data.root={root!r}", f"rounds={rounds}", f"eval.every={rounds}"]
             config = incofl.load_config(preset, [*overrides, *more, f"engine.workers={options.workers}"])
             comparison = Comparison(config, options.workers, measurements)
             try:
@@ -155,7 +184,7 @@ def main() -> None:
     head = ["model", "rounds", "bare / run", "target", "bare, ideally balanced / run"]
     data = "CIFAR-10" if options.root else "noise of CIFAR-10's shape"
     text = table(head, lines) + f"\n{options.workers} workers, {data}.\n"
-    publish("efficiency", text, {"data": data, "workers": options.workers, "seconds": measured})
+    publish(options.name, text, {"data": data, "workers": options.workers, "seconds": measured})
 
 
 if __name__ == "__main__":
