@@ -3,6 +3,7 @@
 usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accuracy by level over the rounds of one run
        python docs/pictures.py buffers               docs/images/buffers-*.png: from experiments/results/buffers-*.json
        python docs/pictures.py timeline RUN_FOLDER   docs/images/timeline.png: the last round of a run with engine.trace
+       python docs/pictures.py curves NAME           docs/images/NAME.png: from experiments/results/NAME.json (compare)
 """
 
 import json
@@ -45,6 +46,31 @@ def demo(folder: Path) -> None:
     axes.set_title("make demo: five sizes of one network, digits, Dirichlet 0.5, incoavg", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
     save(figure, "demo.png")
+
+
+def curves(name: str) -> None:
+    """Accuracy over the rounds of a comparison: the mean over the levels by method, and the levels of the last one."""
+    document: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    found: dict[str, list[np.ndarray]] = defaultdict(list)
+    for run in document["curves"]:
+        found[run["method"]].append(np.array([row["accuracy_by_level"] for row in run["rows"]]))
+    rounds = [row["round"] for row in document["curves"][0]["rows"]]
+    figure = Figure(figsize=(9, 3.4))
+    left, right = figure.subplots(1, 2, sharey=True)
+    for (method, runs), colour, dashes in zip(found.items(), (COLOURS[4], COLOURS[0]), ("--", "-"), strict=True):
+        means = np.stack(runs).mean(2)  # (seed, round)
+        left.plot(rounds, means.mean(0), color=colour, ls=dashes, lw=2, marker="o", ms=4, label=method)
+        left.fill_between(rounds, means.min(0), means.max(0), color=colour, alpha=0.15, lw=0)
+    left.set(xlabel="round", ylabel="test accuracy")
+    left.set_title("mean of the levels; bands span the seeds", loc="left", fontsize=10)
+    left.legend(frameon=False, fontsize=9, loc="lower right")
+    levels = np.stack(runs).mean(0)  # (round, level)
+    for level, colour in zip(range(levels.shape[1]), COLOURS, strict=False):
+        right.plot(rounds, levels[:, level], color=colour, lw=1.6, marker="o", ms=4, label=f"level {level}")
+    right.set(xlabel="round")
+    right.set_title(f"{method}, each level, mean of the seeds", loc="left", fontsize=10)
+    right.legend(frameon=False, fontsize=9, loc="lower right")
+    save(figure, f"{name}.png")
 
 
 def buffers(data: str) -> None:
@@ -116,5 +142,7 @@ if __name__ == "__main__":
                 buffers(path.stem.removeprefix("buffers-"))
         case ["timeline", folder]:
             timeline(Path(folder))
+        case ["curves", name]:
+            curves(name)
         case _:
             sys.exit(__doc__)

@@ -19,9 +19,11 @@ from incofl.config import Config
 from incofl.config.schema import EngineConfig
 from incofl.engine.build import build_method, build_model, build_splitter
 from incofl.engine.checkpoint import atomic_write
-from incofl.engine.records import Row, RunFolder, environment, last_ten
+from incofl.engine.records import Row, RunFolder, last_ten
 from incofl.engine.run import Progress, run
 
+# What is kept of an evaluation.
+CURVE = ("round", "accuracy", "accuracy_by_level", "loss", "test_loss")
 # A run of a comparison: method and seed.
 Arm = tuple[str, int]
 
@@ -109,7 +111,7 @@ def compare(
             if watch:
                 watch(arm)
     results = summarise(configs, out)
-    tables = {"md": as_markdown(results), "csv": as_csv(results), "json": as_json(results, configs)}
+    tables = {"md": as_markdown(results), "csv": as_csv(results), "json": as_json(results, configs, out)}
     for suffix, text in tables.items():
         with atomic_write(out / f"comparison.{suffix}") as file:
             file.write(text.encode())
@@ -233,12 +235,17 @@ def as_csv(results: Sequence[Result]) -> str:
     return text.getvalue()
 
 
-def as_json(results: Sequence[Result], configs: Mapping[Arm, Config]) -> str:
-    """Everything, with each seed's value, the configs and the commit."""
+def as_json(results: Sequence[Result], configs: Mapping[Arm, Config], out: Path) -> str:
+    """Everything, with each seed's value, every evaluation, the configs, and the environment of the first run."""
     document = {
         "seeds": list(dict.fromkeys(seed for _, seed in configs)),
         "results": [dataclasses.asdict(result) for result in results],
         "configs": {method: config.to_dict() for (method, _), config in list(configs.items())[::-1]},
-        "environment": environment(),
+        "curves": [
+            {"method": method, "seed": seed, "rows": [{key: row[key] for key in CURVE} for row in _evaluated(out, arm)]}
+            for arm in configs
+            for method, seed in [arm]
+        ],
+        "environment": json.loads(RunFolder(folder_of(out, next(iter(configs)))).environment.read_text()),
     }
     return json.dumps(document, indent=2) + "\n"

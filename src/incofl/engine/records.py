@@ -71,6 +71,11 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def environment(self) -> Path:
+        """Versions, machine, commit."""
+        return self.path / "environment.json"
+
+    @property
     def trace(self) -> Path:
         """The timeline, with ``engine.trace``."""
         return self.path / "trace.json"
@@ -115,7 +120,7 @@ class RunFolder:
 
     def save_environment(self) -> None:
         """What the rounds are computed with; a resumption is added to what is known of the rounds before it."""
-        path, now = self.path / "environment.json", environment()
+        path, now = self.environment, environment()
         if path.exists():
             known = json.loads(path.read_text())
             write_json(path, known | {"resumed": [*known.get("resumed", []), now]})
