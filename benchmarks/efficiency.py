@@ -155,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", help="folder that holds cifar-10-batches-bin")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, help="measured rounds of each row, instead of 12 and 4")
+    parser.add_argument("--rounds", type=int, help="measured rounds of each row, instead of its own")
     parser.add_argument("--rows", default="quarter,full", help=", ".join(ROWS))
     parser.add_argument("--name", default="efficiency", help="of the results")
     options = parser.parse_args()
@@ -182,7 +182,8 @@ def main() -> None:
             balance = [m["bare, ideally balanced"] / m["run"] for m in measured[row]]
             lines.append([name, str(measurements), spread(efficiency, 3), target, spread(balance, 3)])
     head = ["model", "rounds", "bare / run", "target", "bare, ideally balanced / run"]
-    data = "CIFAR-10" if options.root else "noise of CIFAR-10's shape"
+    data = "images: CIFAR-10" if options.root else "images: noise of CIFAR-10's shape"
+    data += "; texts: noise" if set(options.rows.split(",")) & set(TEXTS) else ""
     text = table(head, lines) + f"\n{options.workers} workers, {data}.\n"
     publish(options.name, text, {"data": data, "workers": options.workers, "seconds": measured})
 

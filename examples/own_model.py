@@ -32,6 +32,7 @@ def by_hand(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, incofl.Lay
         inferred(shape, classes),
     )
     axes: dict[str, incofl.Axes] = {"1.weight": (stream, None), "1.bias": (stream,), "6.weight": (out, stream)}
+    axes["6.bias"] = (out,)
     for block in ("2", "3", "4", "5"):
         inner = incofl.Axis(f"{block}.inner", 64)
         axes |= {f"{block}.norm.weight": (stream,), f"{block}.norm.bias": (stream,), f"{block}.up.bias": (inner,)}

@@ -22,3 +22,49 @@ class Encoder(nn.Module):
 def encoder(shape: tuple[int, ...], classes: int) -> nn.Module:
     """What ``model.name`` names."""
     return Encoder(shape[-1], classes)
+
+
+class HeadFirst(nn.Module):
+    """Registers its head before its blocks, and has a batch norm without scale."""
+
+    def __init__(self, inputs: int, classes: int, blocks: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, classes)
+        self.stem = nn.Linear(inputs, 16)
+        self.norm = nn.BatchNorm1d(16, affine=False)
+        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(blocks)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.head(self.blocks(self.norm(self.stem(x.flatten(1)))))
+        return logits
+
+
+def head_first(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """With three blocks."""
+    return HeadFirst(shape[1] * shape[2], classes, 3)
+
+
+def without_blocks(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Nothing to leave out."""
+    return HeadFirst(shape[1] * shape[2], classes, 0)
+
+
+class Volumes(nn.Module):
+    """A convolution in three dimensions, and blocks."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv3d(1, 8, 3, padding=1)
+        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)])
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.head(self.blocks(self.stem(x.unsqueeze(1)).mean((2, 3, 4))))
+        return logits
+
+
+def volumes(classes: int) -> nn.Module:
+    """What ``model.name`` names."""
+    return Volumes(classes)

@@ -124,8 +124,8 @@ class ClientRule:
         """
         return [self.memory(layout)]
 
-    def check(self, model: nn.Module) -> None:
-        """Refuses a model that the method cannot train, with one clear line."""
+    def check(self, model: nn.Module, example: Tensor) -> None:
+        """Refuses a model that the method cannot train, with one clear line; ``example`` is a batch without values."""
 
     def extend(self, model: nn.Module, layout: Layout) -> Layout:
         """Once, on the new server model: the place for layers of the method's own; the layout with them in it."""

@@ -69,6 +69,8 @@ class RunDisplay:
         )
         if rows:
             self._print(f"resumed after round {len(rows)}")
+        if split_kind(config, federation.model.layout) == "hetero" and (whole := federation.model.layout.kept_whole):
+            self._print(f"{len(whole)} axes are held whole by every level; incofl plan says which and why")
 
     def uploaded(self, client: int) -> None:
         """One client more."""

@@ -73,7 +73,7 @@ class Changes:
             if own:
                 update, record = transform(own | {name: self.update[name].clone() for name in shallow}, layout)
                 private[level] = change.with_update({name: update[name] for name in own})
-                records |= {f"{name}, level {level}": values for name, values in record.items()}
+                records |= {f"{name}, level {level}": values for name, values in record.items() if name in own}
         update, record = transform(self.update, layout)
         return dataclasses.replace(self.with_update(update), private=private), record | records
 

@@ -111,7 +111,7 @@ def test_every_method_takes_the_default_model_and_every_preset(name: str) -> Non
         config = load_config(preset, [f"method={name}"])
         model = build_model(config)
         assert len(build_splitter(config, model).depths) == 5
-        build_method(config).client.check(model.template)
+        build_method(config).client.check(model.template, model.example(2))
 
 
 def differs(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -132,6 +132,20 @@ def test_resumed_bit_for_bit(name: str, tmp_path: Path) -> None:
     ]
     assert memories[0] == memories[1]
     assert bool(memories[0]) == any(word in name for word in ("scaffold", "moon"))
+
+
+@pytest.mark.parametrize("family", FAMILIES[2:])
+def test_every_family_is_resumed_bit_for_bit(family: str, text_root: Path, tmp_path: Path) -> None:
+    """With clients' memory, and InCo across blocks, which all of these have."""
+    settings = ("method=incoscaffold", "inco.reference=across-blocks", "eval.every=3")
+    incofl.run(family_config(family, text_root, *settings, "rounds=3"), tmp_path / "a")
+    incofl.run(family_config(family, text_root, *settings, "rounds=2"), tmp_path / "b")
+    incofl.run(family_config(family, text_root, *settings, "rounds=3"), tmp_path / "b", resume=True)
+    a, b = ((tmp_path / run / "checkpoint" / "state.safetensors").read_bytes() for run in "ab")
+    assert a == b
+    mixed = [json.loads(row)["inco"] for row in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    assert all("weight" in name for row in mixed for name in row)
+    assert any(mixed)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("fedavg", "heteroavg")])

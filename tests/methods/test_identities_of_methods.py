@@ -170,7 +170,7 @@ class TestMoon:
         from incofl.errors import ConfigError
 
         with pytest.raises(ConfigError, match="moon needs a model whose last layer is linear; Sequential has another"):
-            Moon().check(nn.Sequential(nn.Linear(4, 3), nn.ReLU()))
+            Moon().check(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.zeros(2, 4))
 
     def test_remembers_the_last_local_model(self) -> None:
         federation = tiny_federation("method=heteromoon", "data.clients=1", "cohort=1", EXACT, "split.levels=1")

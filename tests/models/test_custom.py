@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 import incofl
-from incofl.errors import ConfigError
+from incofl.errors import ConfigError, IncoflError
 from incofl.models import ModelOptions, make_model
-from tests.federations import TINY
+from tests.federations import TINY, run_rounds, tiny_federation
 
 OPTIONS = ModelOptions(shape=(1, 8, 8))
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
@@ -129,3 +129,29 @@ def test_settings_that_a_factory_does_not_take_are_refused(write: Any) -> None:
     name = write(SOURCE)
     with pytest.raises(ConfigError, match=f"model.depth: got 3, but {name}:wide has no parameter 'depth'"):
         make_model(f"{name}:wide", ModelOptions(shape=(1, 8, 8), depth=3))
+
+
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [
+        ("head_first", "incomoon"),  # whose sub-models end in a block that was left out
+        ("head_first", "heterofl"),  # a batch norm without scale
+        ("volumes", "incoavg"),  # no channels-last layout
+        ("without_blocks", "heterofl"),
+    ],
+)
+def test_unusual_models_train(model: str, method: str) -> None:
+    first, *_, last = run_rounds(tiny_federation(f"model.name=tests.own_models:{model}", f"method={method}"), 2)
+    assert any(not torch.equal(value, first.shared[name]) for name, value in last.shared.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["split.kind=layer"], "split.kind"),
+        (["method=inclusivefl", "split.kind=hetero"], "inclusivefl needs a model with blocks"),
+    ],
+)
+def test_a_model_without_blocks_is_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(IncoflError, match=message):
+        tiny_federation("model.name=tests.own_models:without_blocks", *settings).start()

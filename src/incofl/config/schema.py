@@ -216,8 +216,10 @@ class Config:
             self.model,
             name=name,
             width=self.model.width or (source.width if family.scaled else 1.0),
-            stem=source.stem if self.model.stem == "auto" else self.model.stem,
+            stem=source.stem if self.model.stem == "auto" and family.stem else self.model.stem,
         )
+        if model.stem != "auto" and not family.stem:
+            raise ConfigError(f"model.stem: got {model.stem!r}, expected none: {name} has no such option")
         split = self.split
         if split.kind == "auto":
             suits = (family.split or "auto") if method.split == "stage" else method.split

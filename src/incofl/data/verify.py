@@ -11,6 +11,7 @@ import torch
 
 from incofl.data.dataset import Examples
 from incofl.data.sources import find_source
+from incofl.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -85,5 +86,10 @@ def record_path(name: str, root: Path) -> Path:
 
 def _recorded(name: str, root: Path) -> dict[str, str]:
     path = record_path(name, root)
-    recorded: dict[str, str] = json.loads(path.read_text())["md5"] if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        recorded: dict[str, str] = json.loads(path.read_text())["md5"]
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{path}: damaged record of what was fetched; delete it, or fetch the data set again") from None
     return recorded

@@ -172,17 +172,21 @@ def check_compiler(config: Config) -> None:
         )
 
 
-def build(config: Config, partition: list[Tensor] | None = None) -> Federation:
-    """Everything that a run needs; a ``partition`` saved with an earlier part of the run is used as it is."""
+def build(config: Config, partition: list[Tensor] | None = None, begun: bool = False) -> Federation:
+    """Everything that a run needs.
+
+    A ``partition`` saved with an earlier part of the run is used as it is. Of a run that has ``begun``, initial weights
+    are not looked for: its checkpoint takes their place.
+    """
     check_device(config.engine.device)
     check_compiler(config)
     model = build_model(config)
-    if config.model.pretrained is not None:
+    if config.model.pretrained is not None and not begun:
         model = with_pretrained(model, config.model.pretrained)
     splitter = build_splitter(config, model)
     levels = client_levels(config, len(splitter.depths))
     method = build_method(config)
-    method.client.check(model.template)
+    method.client.check(model.template, model.example(2))
     data = build_data(config)
     return Federation(
         model=model,

@@ -102,7 +102,7 @@ def compare(
     for config in configs.values():  # an impossible arm is refused before the first run
         model = build_model(config)
         build_splitter(config, model)
-        build_method(config).client.check(model.template)
+        build_method(config).client.check(model.template, model.example(2))
     if jobs == 1:
         for arm, config in configs.items():
             run(config, folder_of(out, arm), resume=True, progress=watch(arm) if watch else None)

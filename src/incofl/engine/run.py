@@ -83,7 +83,7 @@ def run(
     keep_freed_memory()
     folder = RunFolder(Path(out))
     folder.check(config, resume)
-    federation = build(config, folder.load_partition(config.data.clients))
+    federation = build(config, folder.load_partition(config.data.clients), begun=folder.checkpoint.exists())
     with folder.locked():
         return _run(config, federation, folder, progress or Silent())
 

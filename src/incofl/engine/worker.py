@@ -124,12 +124,13 @@ def layout_of(module: nn.Module) -> torch.memory_format:
         layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels < SAFE_CHANNELS
         for layer in convolutions
     )
-    return torch.contiguous_format if narrow else torch.channels_last
+    others = any(parameter.dim() > 4 for parameter in module.parameters())  # have no such layout
+    return torch.contiguous_format if narrow or others or not convolutions else torch.channels_last
 
 
 @contextmanager
 def own_randomness(seed: int) -> Iterator[None]:
-    """Inside, layers that draw random numbers (dropout) draw those of a seed; outside nothing changes."""
+    """Inside, layers that draw random numbers (dropout) draw those of a seed; outside, on a CPU, nothing changes."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

@@ -32,6 +32,7 @@ from incofl.client import ClientRule, Local
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.method import Method, ServerRule, Upload
+from incofl.server import Server
 from incofl.split import Slice
 
 
@@ -67,8 +68,9 @@ class HeteroFL(ClientRule):
         if not self.options.scaler:
             return
         for name, norm in model.named_modules():
-            if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-                share = norm.num_features / layout.shapes[f"{name}.weight"][0]
+            if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (norm.affine or norm.track_running_stats):
+                (full,) = layout.shapes[f"{name}.{'weight' if norm.affine else 'running_mean'}"]
+                share = norm.num_features / full
                 if share < 1:
                     norm.register_forward_pre_hook(Scaler(model, share))
 
@@ -104,6 +106,12 @@ class HeteroFLServer(ServerRule):
 
     options: HeteroFLOptions = field(default_factory=HeteroFLOptions)
 
+    def start(self, server: Server) -> Server:
+        """Label rows need to know where the classes are."""
+        if self.options.label_rows:
+            check_classes(server.layout, "heterofl.label_rows", "clients contribute rows of the head")
+        return server
+
     def counted(self, upload: Upload, layout: Layout) -> Upload:
         """Leaves out the rows of the head whose classes the client does not have."""
         if not self.options.label_rows or upload.labels is None or bool((upload.labels > 0).all()):
@@ -115,6 +123,12 @@ class HeteroFLServer(ServerRule):
             shapes[name] = (*shapes[name][:dim], len(rows), *shapes[name][dim + 1 :])
             update[name] = update[name].index_select(dim, rows)
         return dataclasses.replace(upload, slice=Slice(index, shapes), update=update)
+
+
+def check_classes(layout: Layout, who: str, why: str) -> None:
+    """Refuses a layout in which no axis is called ``classes``."""
+    if not class_dimensions(layout, layout.axes):
+        raise ConfigError(f"{who}: needs an axis named 'classes' in the model's layout, because {why}")
 
 
 def class_dimensions(layout: Layout, names: Iterable[str]) -> dict[str, int]:

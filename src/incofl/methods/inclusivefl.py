@@ -29,7 +29,7 @@ from incofl.aggregate import Covered
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.method import ChangeSum, Method, ServerRule, Upload
-from incofl.methods.heterofl import class_dimensions
+from incofl.methods.heterofl import check_classes, class_dimensions
 from incofl.server import Change, Changes, Server
 from incofl.split import Slice
 from incofl.tensors import Tensors, clone
@@ -60,6 +60,11 @@ class InclusiveFL(ServerRule):
 
     def start(self, server: Server) -> Server:
         """Every size begins with a copy of its own of what it does not share."""
+        if not server.layout.stages:
+            raise ConfigError(
+                "method: inclusivefl needs a model with blocks, the last of which each size has for itself"
+            )
+        check_classes(server.layout, "inclusivefl", "each size has a head of its own")
         for level in server.population:
             self._lesson(server, level)  # refuses sizes that cannot teach each other
         private = {

@@ -21,6 +21,7 @@ takes a never trained client's initial state for its previous model.
 """
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ from incofl.client import ClientRule, Local, Trained
 from incofl.errors import ConfigError
 from incofl.layout import Axes, Axis, Layout
 from incofl.method import Method, ServerRule
+from incofl.methods.heterofl import class_dimensions
 from incofl.tensors import Tensors
 
 
@@ -65,18 +67,22 @@ class Moon(ClientRule):
         """The two frozen models."""
         return [frozenset(layout.axes)] * 2
 
-    def check(self, model: nn.Module) -> None:
-        """MOON needs to see features."""
-        if find_head(model) is None:
+    @torch.no_grad()
+    def check(self, model: nn.Module, example: Tensor) -> None:
+        """MOON needs to see features: what the linear layer gets whose output the logits are."""
+        made: list[Tensor] = []
+        hooks = [layer.register_forward_hook(lambda _, inputs, output: made.append(output)) for layer in linear(model)]
+        logits = model(example)
+        for hook in hooks:
+            hook.remove()
+        outputs = logits[-1:] if isinstance(logits, list) else [logits]  # of several exits the last
+        if not made or any(made[-1].untyped_storage()._cdata != out.untyped_storage()._cdata for out in outputs):
             kind = type(model).__name__
             raise ConfigError(f"method: moon needs a model whose last layer is linear; {kind} has another")
 
     def extend(self, model: nn.Module, layout: Layout) -> Layout:
         """Puts the projection before the head."""
-        if not self.projection:
-            return layout
-        self.check(model)
-        return project(model, layout, self.projection)
+        return project(model, layout, self.projection) if self.projection else layout
 
     def begin(self, local: Local) -> None:
         """The two frozen models, if there is a previous one."""
@@ -104,17 +110,18 @@ def contrast(z: Tensor, z_g: Tensor, z_p: Tensor, temperature: float) -> Tensor:
     return functional.softplus(far - near).mean()  # -log(e^near / (e^near + e^far))
 
 
-def find_head(model: nn.Module) -> nn.Linear | None:
-    """The last layer, if it is linear."""
-    layers = [module for module in model.modules() if not list(module.children())]
-    return layers[-1] if layers and isinstance(layers[-1], nn.Linear) else None
+def linear(model: nn.Module) -> list[nn.Linear]:
+    """All linear layers."""
+    return [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
 
 
 def project(model: nn.Module, layout: Layout, size: int) -> Layout:
     """Replaces the head, in place, by a projection of the features and a head on it; both sizes can be narrowed."""
-    head = find_head(model)
-    assert head is not None  # checked before
-    name = next(name for name, module in model.named_modules() if module is head)
+    rows = class_dimensions(layout, layout.axes)
+    name = next((n.removesuffix(".weight") for n in rows if n.endswith(".weight") and len(layout.shapes[n]) == 2), "")
+    head = model.get_submodule(name)
+    if not isinstance(head, nn.Linear):
+        raise ConfigError("moon.projection: got a model without a linear layer that has a row per class, expected one")
     classes, features = layout.axes[f"{name}.weight"]
     hidden, projected = Axis(f"{name}.hidden", head.in_features), Axis(f"{name}.projected", size)
     model.set_submodule(
@@ -129,18 +136,18 @@ def project(model: nn.Module, layout: Layout, size: int) -> Layout:
     axes: dict[str, Axes] = {entry: layout.axes[entry] for entry in model.state_dict() if entry in layout.axes}
     for layer, outputs, inputs in ((0, hidden, features), (2, projected, hidden), (3, classes, projected)):
         axes |= {f"{name}.{layer}.weight": (outputs, inputs), f"{name}.{layer}.bias": (outputs,)}
-    return Layout.of(model, axes, layout.stages, layout.shallow, layout.exits)
+    changed = Layout.of(model, axes, layout.stages, layout.shallow, layout.exits)
+    return dataclasses.replace(changed, kept_whole=layout.kept_whole)
 
 
 def with_features(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits, and what the head got."""
+    """Logits, and what the last linear layer got to make them of."""
     seen: list[Tensor] = []
-    head = find_head(model)
-    assert head is not None  # checked before the run
-    handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    hooks = [layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for layer in linear(model)]
     logits: Tensor = model(x)
-    handle.remove()
-    return logits, seen[0].flatten(0, -2)  # of every position, where each has logits of its own
+    for hook in hooks:
+        hook.remove()
+    return logits, seen[-1].flatten(0, -2)  # of every position, where each has logits of its own
 
 
 def frozen(model: nn.Module, state: Tensors) -> nn.Module:

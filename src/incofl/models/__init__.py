@@ -72,6 +72,7 @@ class Family:
         levels: how many sizes suit it; ``None``: that follows from its layout.
         side: at which images are shown to it; ``None``: as they are.
         scaled: whether the width that a data set asks for is meant for it.
+        stem: whether it has one to choose.
         exits: whether it can have early exits.
         options: which of the sizes that a config can leave to the family it knows; others are refused.
     """
@@ -83,6 +84,7 @@ class Family:
     levels: int | None = 5
     side: int | None = None
     scaled: bool = False
+    stem: bool = False
     exits: bool = False
     options: tuple[Size, ...] = ()
 
@@ -168,7 +170,7 @@ def _text_family(
 
 
 MODELS: dict[str, Family] = {
-    name: Family(f"ResNet of {depth} blocks", functools.partial(_resnet, depth), scaled=True, exits=True)
+    name: Family(f"ResNet of {depth} blocks", functools.partial(_resnet, depth), scaled=True, stem=True, exits=True)
     for name, depth in DEPTHS.items()
 } | {
     "vit-s": _vit_family("ViT-S of 12 blocks, images shown at 224x224", 384, 12, 6, side=224),

@@ -83,6 +83,8 @@ def layer_depths(layout: Layout, count: int) -> list[Depth]:
 
 def num_depths(layout: Layout, kind: str) -> int:
     """How many levels a model can have by stage or layer splitting."""
+    if not layout.depth:
+        return 1
     return layout.depth[-1] if kind == "layer" else 1 + sum(size - 1 for size in layout.depth)
 
 

@@ -46,6 +46,8 @@ def _shrink(module: nn.Module, prefix: str, piece: Slice) -> None:
             module.register_buffer(name, torch.zeros(piece.shapes[prefix + name], dtype=buffer.dtype))
     # The sizes that modules remember besides their tensors; some compute with them.
     match module:
+        case nn.modules.conv._ConvTransposeNd():
+            module.in_channels, module.out_channels = module.weight.shape[0], module.weight.shape[1] * module.groups
         case nn.modules.conv._ConvNd():
             if module.groups == module.in_channels > 1:  # a filter per channel
                 module.groups = module.weight.shape[0] * module.in_channels // module.out_channels
@@ -56,6 +58,8 @@ def _shrink(module: nn.Module, prefix: str, piece: Slice) -> None:
             module.num_embeddings, module.embedding_dim = module.weight.shape
         case nn.modules.batchnorm._BatchNorm() if module.affine:
             module.num_features = module.weight.shape[0]
+        case nn.modules.batchnorm._BatchNorm() if module.running_mean is not None:
+            module.num_features = module.running_mean.shape[0]
         case nn.LayerNorm() if module.elementwise_affine:
             module.normalized_shape = tuple(module.weight.shape)
         case nn.GroupNorm() if module.affine:
