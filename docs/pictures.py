@@ -61,7 +61,7 @@ def curves(name: str) -> None:
         means = np.stack(runs).mean(2)  # (seed, round)
         left.plot(rounds, means.mean(0), color=colour, ls=dashes, lw=2, marker="o", ms=4, label=method)
         left.fill_between(rounds, means.min(0), means.max(0), color=colour, alpha=0.15, lw=0)
-    left.set(xlabel="round", ylabel="test accuracy")
+    left.set(xlabel="round", ylabel="test accuracy", xticks=rounds)
     left.set_title("mean of the levels; bands span the seeds", loc="left", fontsize=10)
     left.legend(frameon=False, fontsize=9, loc="lower right")
     levels = np.stack(runs).mean(0)  # (round, level)

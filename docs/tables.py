@@ -1,4 +1,4 @@
-"""Puts the tables of benchmarks/results into docs/speed.md, between the marks that name them.
+"""Puts the tables of benchmarks and experiments into the pages, between the marks that name them.
 
 usage: python docs/tables.py
 """
@@ -7,18 +7,20 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE / "speed.md"
-RESULTS = HERE.parent / "benchmarks" / "results"
+# Which page shows the results of which folder.
+PAGES = {"speed.md": HERE.parent / "benchmarks" / "results", "results.md": HERE.parent / "experiments" / "results"}
 
 
-def filled(page: str) -> str:
-    """The page with every table as it came out."""
+def filled(page: str, results: Path) -> str:
+    """A page with every table as it came out."""
 
     def table(mark: re.Match[str]) -> str:
-        return f"<!-- {mark[1]} -->\n{(RESULTS / f'{mark[1]}.md').read_text().strip()}\n<!-- end -->"
+        return f"<!-- {mark[1]} -->\n{(results / f'{mark[1]}.md').read_text().strip()}\n<!-- end -->"
 
     return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", table, page, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    for name, results in PAGES.items():
+        path = HERE / name
+        path.write_text(filled(path.read_text(), results))
