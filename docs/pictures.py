@@ -67,7 +67,7 @@ def curves(name: str) -> None:
     levels = np.stack(runs).mean(0)  # (round, level)
     for level, colour in zip(range(levels.shape[1]), COLOURS, strict=False):
         right.plot(rounds, levels[:, level], color=colour, lw=1.6, marker="o", ms=4, label=f"level {level}")
-    right.set(xlabel="round")
+    right.set(xlabel="round", xticks=rounds)
     right.set_title(f"{method}, each level, mean of the seeds", loc="left", fontsize=10)
     right.legend(frameon=False, fontsize=9, loc="lower right")
     save(figure, f"{name}.png")

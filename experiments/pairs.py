@@ -1,0 +1,32 @@
+"""What InCo adds to each family of methods, seed by seed, from the result of a comparison.
+
+usage: python experiments/pairs.py methods-fashion-mnist     writes experiments/results/methods-fashion-mnist-inco.md
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from incofl.engine.compare import Difference
+from incofl.methods import METHODS
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def pairs(name: str) -> str:
+    """A line for each method that is there with and without InCo: last ten rounds, in points."""
+    found = {result["method"]: result for result in json.loads((RESULTS / f"{name}.json").read_text())["results"]}
+    lines = ["| method | without InCo | with InCo | difference [95 %] | wins |", "|---|---|---|---|---|"]
+    for base, result in found.items():
+        extended = METHODS[f"{base}+inco"].name if METHODS[base].extensible else ""
+        if extended in found:
+            gap = Difference.of(found[extended]["seeds"], result["seeds"])
+            assert gap.half_width is not None
+            means = " | ".join(f"{100 * found[method]['last_ten']['mean']:.1f}" for method in (base, extended))
+            interval = f"{100 * gap.mean:+.1f} ± {100 * gap.half_width:.1f}"
+            lines.append(f"| {base} | {means} | {interval} | {gap.wins} of {len(result['seeds'])} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    (RESULTS / f"{sys.argv[1]}-inco.md").write_text(pairs(sys.argv[1]))
