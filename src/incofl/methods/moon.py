@@ -77,8 +77,7 @@ class Moon(ClientRule):
             hook.remove()
         outputs = logits[-1:] if isinstance(logits, list) else [logits]  # of several exits the last
         if not made or any(made[-1].untyped_storage()._cdata != out.untyped_storage()._cdata for out in outputs):
-            kind = type(model).__name__
-            raise ConfigError(f"method: moon needs a model whose last layer is linear; {kind} has another")
+            raise no_head(model)
 
     def extend(self, model: nn.Module, layout: Layout) -> Layout:
         """Puts the projection before the head."""
@@ -115,13 +114,19 @@ def linear(model: nn.Module) -> list[nn.Linear]:
     return [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
 
 
+def no_head(model: nn.Module) -> ConfigError:
+    """What is said of a model whose features MOON cannot see."""
+    kind = type(model).__name__
+    return ConfigError(f"method: moon needs a model whose last layer is linear; {kind} has another")
+
+
 def project(model: nn.Module, layout: Layout, size: int) -> Layout:
     """Replaces the head, in place, by a projection of the features and a head on it; both sizes can be narrowed."""
     rows = class_dimensions(layout, layout.axes)
     name = next((n.removesuffix(".weight") for n in rows if n.endswith(".weight") and len(layout.shapes[n]) == 2), "")
     head = model.get_submodule(name)
     if not isinstance(head, nn.Linear):
-        raise ConfigError("moon.projection: got a model without a linear layer that has a row per class, expected one")
+        raise no_head(model)
     classes, features = layout.axes[f"{name}.weight"]
     hidden, projected = Axis(f"{name}.hidden", head.in_features), Axis(f"{name}.projected", size)
     model.set_submodule(
