@@ -33,11 +33,13 @@ class Remote:
         repository: its name there.
         write: turns the rows of its splits into the original files, under a folder.
         subset: its configuration, where there are several.
+        revision: the branch that holds it as plain files, where the main one has a loading script.
     """
 
     repository: str
     write: Callable[[Path, Split], None]
     subset: str | None = None
+    revision: str | None = None
 
     @property
     def address(self) -> str:
@@ -49,7 +51,7 @@ class Remote:
         import datasets
 
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what matters of a failure is in its exception
-        loaded: Rows = datasets.load_dataset(self.repository, self.subset, split=split)
+        loaded: Rows = datasets.load_dataset(self.repository, self.subset, split=split, revision=self.revision)
         return loaded
 
 
@@ -70,6 +72,19 @@ def sentences(folder: Path, split: Split) -> None:
         writers.write_tsv(folder / "sst2" / f"{name}.tsv", [(row["sentence"], row["label"]) for row in rows])
 
 
+def reviews(folder: Path, split: Split) -> None:
+    """Writes reviews with a label each in one file: it has no split of its own."""
+    entries = [{"t": row["text"], "s": row["label"]} for name in ("train", "test") for row in split(name)]
+    (folder / "imdb").mkdir()
+    (folder / "imdb" / "reviews.json").write_text(json.dumps(entries), encoding="utf-8")
+
+
+def play(folder: Path, split: Split) -> None:
+    """Writes a play that was cut into parts as the one text that it is."""
+    parts = [row["text"] for name in ("train", "validation", "test") for row in split(name)]
+    (folder / "tinyshakespeare.txt").write_text("".join(parts), encoding="utf-8")
+
+
 REMOTES: dict[str, Remote] = {
     "mnist": Remote("ylecun/mnist", images(writers.write_mnist, mode="L")),
     "fashion-mnist": Remote("zalando-datasets/fashion_mnist", images(writers.write_fashion_mnist, mode="L")),
@@ -77,6 +92,8 @@ REMOTES: dict[str, Remote] = {
     "cinic10": Remote("flwrlabs/cinic10", images(writers.write_cinic10)),
     "svhn": Remote("ufldl-stanford/svhn", images(writers.write_svhn), subset="cropped_digits"),
     "sst2": Remote("stanfordnlp/sst2", sentences),
+    "imdb": Remote("stanfordnlp/imdb", reviews),
+    "shakespeare": Remote("karpathy/tiny_shakespeare", play, revision="refs/convert/parquet"),
 }
 
 
