@@ -152,3 +152,10 @@ def test_a_file_that_was_packed_anew_is_as_published(tmp_path: Path, monkeypatch
     assert checks["mnist/t10k-labels-idx1-ubyte.gz"].verdict == "ok"
     assert "packed anew" in checks["mnist/t10k-labels-idx1-ubyte.gz"].note
     assert checks["mnist/t10k-images-idx3-ubyte"].verdict == "not checked"
+
+
+def test_a_damaged_record_is_said_to_be_one(small_svhn: Calls, tmp_path: Path) -> None:
+    fetch("svhn", tmp_path)
+    (tmp_path / "svhn.fetched.json").write_text("{")
+    with pytest.raises(DataError, match="damaged record of what was fetched"):
+        verify("svhn", tmp_path)

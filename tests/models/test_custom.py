@@ -1,5 +1,6 @@
 """Models of the user's own, from the name in a config to the trained module."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -155,3 +156,17 @@ def test_unusual_models_train(model: str, method: str) -> None:
 def test_a_model_without_blocks_is_refused(settings: list[str], message: str) -> None:
     with pytest.raises(IncoflError, match=message):
         tiny_federation("model.name=tests.own_models:without_blocks", *settings).start()
+
+
+@pytest.mark.parametrize("method", ["heterofl", "inclusivefl"])
+def test_a_layout_without_classes_is_refused(method: str) -> None:
+    """Rather than that label rows, or heads of one's own, silently mean nothing."""
+    federation = tiny_federation(f"method={method}", "model.name=tiny-mlp")
+    layout = federation.model.layout
+    bare = dataclasses.replace(
+        layout,
+        axes={n: tuple(a if a and a.name != "classes" else None for a in axes) for n, axes in layout.axes.items()},
+    )
+    nameless = dataclasses.replace(federation, model=dataclasses.replace(federation.model, layout=bare))
+    with pytest.raises(ConfigError, match="needs an axis named 'classes'"):
+        nameless.start()

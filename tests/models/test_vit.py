@@ -19,7 +19,7 @@ from incofl.models.vit import VisionTransformer, default_patch
 from incofl.resources import count_macs
 from incofl.split import WidthSplitter, make_splitter, submodel
 from incofl.tensors import Tensors
-from tests.federations import run_rounds, tiny_federation
+from tests.federations import run_rounds, tiny_config, tiny_federation
 
 PARAMETERS = [14_571_658, 16_346_122, 18_120_586, 19_895_050, 21_669_514]
 TOKENS = 14 * 14 + 1
@@ -203,3 +203,11 @@ def test_released_inco_changes_the_second_norms_alone() -> None:
     )
     changed = {name for name in mixed if not torch.equal(mixed[name], plain[name])}
     assert changed == {f"blocks.{b}.norm2.weight" for b in range(4)}
+
+
+def test_a_stem_is_refused() -> None:
+    """Not silently ignored; and a resolved config can be read again."""
+    with pytest.raises(ConfigError, match=r"model.stem: got 'small', expected none: tiny-vit has no such option"):
+        tiny_config("model.name=tiny-vit", "model.stem=small")
+    config = tiny_config("model.name=tiny-vit")
+    assert make_config(config.to_dict()) == config
