@@ -48,5 +48,5 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "incofl needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ray,report,tensorboard]'
 	touch $(READY)

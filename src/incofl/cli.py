@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click import ClickException
 from rich.table import Table
-from typer.exceptions import TyperException
 
 import incofl
 from incofl.cli_data import data_app
@@ -307,7 +307,7 @@ def main() -> None:
         code = app(standalone_mode=False)
     except IncoflError as problem:
         code = _complain(str(problem))
-    except TyperException as problem:
+    except ClickException as problem:
         code = _complain(problem.format_message())
     except OSError as problem:  # an unreadable file, a full disk
         code = _complain(f"{problem.filename or 'input or output'}: {problem.strerror or problem}")
