@@ -1,0 +1,1 @@
+"""Looking at runs: what their folders tell, in numbers and pictures."""
