@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "incofl"
 # Each room may import from the rooms above it in this list (and from itself).
 ORDER = [
     ["errors"],
-    ["tensors"],
+    ["tensors", "seeds"],
     ["layout"],
     ["split", "inco"],
     ["infer"],
@@ -20,6 +20,7 @@ ORDER = [
     ["config"],
     ["devices"],
     ["engine"],
+    ["analysis"],
     ["display"],
     ["cli_data"],
     ["cli"],
