@@ -2,8 +2,8 @@
 
 In each round that both recorded, the update of a layer is a matrix with a row for each output (a convolution's weight
 is out x (in k k)), and the similarity of two runs is linear CKA between their matrices. Plain CKA of unrelated matrices
-is far from 0 when rows are longer than there are rows; ``chance`` says where it lies, and the debiased estimate, which is
-0 there, stands beside it. Layers of a group have one shape, so one chance.
+is far from 0 when rows are longer than there are rows; ``chance`` says where it lies, and the debiased estimate, which
+is 0 there, stands beside it. Layers of a group have one shape, so one chance.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from incofl.analysis.cka import debiased_matrix, gram, linear_cka
 from incofl.analysis.runs import Run
-from incofl.analysis.smoothness import shape
+from incofl.analysis.smoothness import describe
 from incofl.analysis.trials import Correlation, SignTest, correlation, sign_test
 from incofl.analysis.updates import Window, groups_of, update_rounds, updates
 from incofl.errors import RunError
@@ -58,8 +58,7 @@ def compare_updates(one: Tensor, other: Tensor) -> Pair | None:
     a, b = matrix(one), matrix(other)
     if not (a.any() and b.any()):
         return None
-    shapes = [shape(one.numpy()), shape(other.numpy())]
-    rough = [s.roughness for s in shapes if s is not None]
+    rough = [found[0].roughness for update in (one, other) if (found := describe(update.numpy())) is not None]
     return Pair(
         cka=linear_cka(a, b),
         debiased=float(debiased_matrix([gram(a), gram(b)])[0, 1]) if len(a) >= 4 else None,

@@ -18,7 +18,7 @@ import numpy as np
 
 from incofl.aggregate import Accumulator, Part
 from incofl.analysis.runs import Run
-from incofl.analysis.smoothness import Array, Shape, floor, shape, standardised, step
+from incofl.analysis.smoothness import Array, Shape, describe, floor, step
 from incofl.analysis.trials import SignTest, sign_test
 from incofl.engine.build import build_splitter, client_levels
 from incofl.errors import RunError
@@ -30,6 +30,7 @@ from incofl.tensors import Tensors
 
 Window = tuple[int, int]
 MEASURES = ("roughness", "kurtosis", "step")  # of each, less is smoother
+NUMBERS = ("elements", "roughness", "kurtosis", "mean", "deviation", "quantiles")
 
 
 def groups(layout: Layout) -> dict[str, list[str]]:
@@ -111,15 +112,18 @@ class Layer:
 
     Attributes:
         group: the name of the shallow layer that it belongs to; its own if it is one.
-        elements: how many it has.
         shapes: by round; a round in which nobody trained it is left out.
         steps: by round, how far the shape of its distribution is from that of the round before.
     """
 
     group: str
-    elements: int
     shapes: Mapping[int, Shape]
     steps: Mapping[int, float]
+
+    @property
+    def floor(self) -> float:
+        """The roughness that as many normal numbers have by chance."""
+        return floor(max(shape.elements for shape in self.shapes.values()))
 
     def measure(self, what: str) -> dict[int, float]:
         """One of ``MEASURES`` by round."""
@@ -136,17 +140,14 @@ def layers(run: Run, rounds: Sequence[int]) -> dict[str, Layer]:
     last: dict[str, tuple[int, Array]] = {}
     for round, update in updates(run, group_of, rounds):
         for name, value in update.items():
-            elements = value.numpy()
-            if (described := shape(elements)) is None or (z := standardised(elements)) is None:
+            if (described := describe(value.numpy())) is None:
                 continue
-            shapes[name][round] = described
+            shapes[name][round], z = described
             if name in last and last[name][0] == round - 1:
                 steps[name][round] = step(last[name][1], z)
             last[name] = round, z
     return {
-        name: Layer(group, int(np.prod(run.layout.shapes[name])), shapes[name], steps[name])
-        for name, group in group_of.items()
-        if shapes[name]
+        name: Layer(group, shapes[name], steps[name]) for name, group in group_of.items() if shapes[name]
     }
 
 
@@ -191,10 +192,9 @@ def summary(found: Mapping[str, Layer], rounds: Sequence[int]) -> dict[str, Any]
         return {
             "group": layer.group,
             "role": "shallow" if name == layer.group else "deep",
-            "elements": layer.elements,
-            "floor": floor(layer.elements),
+            "floor": layer.floor,
             "rounds": list(layer.shapes),
-            **{key: [getattr(s, key) for s in layer.shapes.values()] for key in Shape.__dataclass_fields__},
+            **{key: [getattr(s, key) for s in layer.shapes.values()] for key in NUMBERS},
             "step": [layer.steps.get(round) for round in layer.shapes],
         }
 
