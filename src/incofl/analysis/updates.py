@@ -9,6 +9,7 @@ The layers are those that InCo pairs: ``Layout.shallow`` says for each deep laye
 belongs to it. All that share one are a group: a stage of a ResNet, a block of a ViT.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,18 +19,18 @@ import numpy as np
 
 from incofl.aggregate import Accumulator, Part
 from incofl.analysis.runs import Run
-from incofl.analysis.smoothness import Array, Shape, describe, floor, step
+from incofl.analysis.smoothness import Array, Shape, describe, floor, quantiles, step
 from incofl.analysis.trials import SignTest, sign_test
 from incofl.engine.build import build_splitter, client_levels
 from incofl.errors import RunError
 from incofl.layout import Layout
 from incofl.methods import find_method
 from incofl.server import Server
-from incofl.split import Slice
+from incofl.split import Slice, Splitter
 from incofl.tensors import Tensors
 
 Window = tuple[int, int]
-MEASURES = ("roughness", "kurtosis", "step")  # of each, less is smoother
+MEASURES = ("roughness", "kurtosis", "step", "width")  # of each, less is smoother
 NUMBERS = ("elements", "roughness", "kurtosis", "mean", "deviation", "quantiles")
 
 
@@ -66,12 +67,13 @@ def update_rounds(run: Run, window: Window | None = None) -> list[int]:
 
 def updates(run: Run, names: Collection[str], rounds: Sequence[int]) -> Iterator[tuple[int, Tensors]]:
     """The aggregated updates of some parameters, round by round; each state is read once."""
-    rows = {row["round"]: row for row in run.rows}
+    cohorts = {row["round"]: row["clients"] for row in run.rows}
+    splitter = build_splitter(run.config, run.model)
     after: Server | None = None
     for round in rounds:
         before = after if after is not None and after.round == round - 1 else run.server(round - 1)
         after = run.server(round)
-        yield round, update_between(before, after, names, _holders(run, rows[round]["clients"], round))
+        yield round, update_between(before, after, names, _holders(run, splitter, cohorts[round], round))
 
 
 def update_between(
@@ -97,9 +99,8 @@ def update_between(
     return update | {name: averaged[name] for name in private if name in averaged}
 
 
-def _holders(run: Run, clients: Sequence[int], round: int) -> dict[int, tuple[Slice, int]]:
+def _holders(run: Run, splitter: Splitter, clients: Sequence[int], round: int) -> dict[int, tuple[Slice, int]]:
     """Per level of a cohort its slice and how many clients it had; needs no data files."""
-    splitter = build_splitter(run.config, run.model)
     levels = client_levels(run.config, len(splitter.depths))
     fixed = {"smallest": 0, "largest": len(splitter.depths) - 1}.get(find_method(run.config.method).level)
     cohort = Counter(levels[client] if fixed is None else fixed for client in clients)
@@ -114,11 +115,13 @@ class Layer:
         group: the name of the shallow layer that it belongs to; its own if it is one.
         shapes: by round; a round in which nobody trained it is left out.
         steps: by round, how far the shape of its distribution is from that of the round before.
+        widths: by round, the size of the base-2 logarithm of its width over that of the round before.
     """
 
     group: str
     shapes: Mapping[int, Shape]
     steps: Mapping[int, float]
+    widths: Mapping[int, float]
 
     @property
     def floor(self) -> float:
@@ -127,8 +130,8 @@ class Layer:
 
     def measure(self, what: str) -> dict[int, float]:
         """One of ``MEASURES`` by round."""
-        if what == "step":
-            return dict(self.steps)
+        if what in ("step", "width"):
+            return dict(self.steps if what == "step" else self.widths)
         return {round: float(getattr(shape, what)) for round, shape in self.shapes.items()}
 
 
@@ -137,17 +140,20 @@ def layers(run: Run, rounds: Sequence[int]) -> dict[str, Layer]:
     group_of = groups_of(run.layout)
     shapes: dict[str, dict[int, Shape]] = {name: {} for name in group_of}
     steps: dict[str, dict[int, float]] = {name: {} for name in group_of}
-    last: dict[str, tuple[int, Array]] = {}
+    widths: dict[str, dict[int, float]] = {name: {} for name in group_of}
+    last: dict[str, Array] = {}
     for round, update in updates(run, group_of, rounds):
         for name, value in update.items():
             if (described := describe(value.numpy())) is None:
                 continue
             shapes[name][round], z = described
-            if name in last and last[name][0] == round - 1:
-                steps[name][round] = step(last[name][1], z)
-            last[name] = round, z
+            reference = quantiles(z)
+            if round - 1 in shapes[name]:
+                steps[name][round] = step(last[name], reference)
+                widths[name][round] = abs(math.log2(shapes[name][round].scale / shapes[name][round - 1].scale))
+            last[name] = reference
     return {
-        name: Layer(group, shapes[name], steps[name]) for name, group in group_of.items() if shapes[name]
+        name: Layer(group, shapes[name], steps[name], widths[name]) for name, group in group_of.items() if shapes[name]
     }
 
 
@@ -196,6 +202,7 @@ def summary(found: Mapping[str, Layer], rounds: Sequence[int]) -> dict[str, Any]
             "rounds": list(layer.shapes),
             **{key: [getattr(s, key) for s in layer.shapes.values()] for key in NUMBERS},
             "step": [layer.steps.get(round) for round in layer.shapes],
+            "width": [layer.widths.get(round) for round in layer.shapes],
         }
 
     return {
