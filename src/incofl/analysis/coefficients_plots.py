@@ -1,6 +1,6 @@
 """The figures of InCo's coefficients: of one run, and of runs with and without optimisation or with noise."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,26 +20,36 @@ def draw_run(path: Path, found: Coefficients, stage_of: Mapping[str, int], name:
         stage_of: of each layer, for its colour.
         name: of the run.
     """
-    title = f"{name}: InCo's coefficients, a line for each deep layer"
+    title = f"{name}: InCo's coefficients, a line or points for each deep layer"
     with drawn(path, 10, max(6.4, 3.6 + 0.17 * len(found.layers)), title) as figure:
         (theta, beta), (share, change) = figure.subplots(2, 2)
         for layer, values in found.layers.items():
             hue = colour(stage_of[layer])
             for axes, series in ((theta, values["theta"]), (beta, values["beta"]), (change, _relative(values))):
-                axes.plot(list(series), list(series.values()), color=hue, lw=1, alpha=0.8)
+                rounds, mark = list(series), marker(stage_of[layer])
+                style = {"ls": "", "ms": 3.5} if axes is beta else {"lw": 1, "ms": 3, "markevery": _every(rounds)}
+                axes.plot(rounds, list(series.values()), color=hue, marker=mark, alpha=0.8, **style)
         theta.axhline(1, color="black", ls="--", lw=1, label="without optimisation")
         theta.set(xlabel="round", ylabel=r"$\theta$, mean over units", ylim=(0, None))
-        theta.legend(loc="upper right", fontsize=8)
+        theta.legend(fontsize=8)
         sizes = [abs(v) for values in found.layers.values() for v in values["beta"].values() if v]
         if sizes:
             beta.set_yscale("symlog", linthresh=float(np.quantile(sizes, 0.1)))
         beta.axhline(0, color="black", lw=0.8)
-        beta.set(xlabel="round", ylabel=r"$\beta$, mean over units (signed log scale)")
+        beta.set(xlabel="round", ylabel=r"$\beta$, mean over units (signed log)")
         _shares(share, {name: found}, {name: 0}, stage_of)
-        change.set(xlabel="round", ylabel="norm of the change / norm of the update", ylim=(0, None))
-        stages = sorted(set(stage_of[layer] for layer in found.layers))
-        handles = [Line2D([], [], color=colour(stage), label=f"stage {stage + 1}") for stage in stages]
+        change.set(xlabel="round", ylabel="norm of change / norm of update", ylim=(0, None))
+        stages = sorted({stage_of[layer] for layer in found.layers})
+        handles = [
+            Line2D([], [], color=colour(stage), marker=marker(stage), ms=4, label=f"stage {stage + 1}")
+            for stage in stages
+        ]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+
+
+def _every(rounds: Sequence[int]) -> int:
+    """So that a long line has about a dozen markers."""
+    return max(1, len(rounds) // 12)
 
 
 def _relative(layer: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
@@ -61,6 +71,8 @@ def _shares(
     axes.axvline(50, color="black", ls="--", lw=1)
     axes.set_yticks(range(len(names)), [name.removesuffix(".weight") for name in names], fontsize=7)
     axes.set_ylim(len(names) - 0.5, -0.5)
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, 40), max(high, 60))  # else chance would look like much
     axes.set_xlabel(r"units with $\beta > 0$, mean over rounds, in percent")
 
 
@@ -76,8 +88,8 @@ def draw_runs(path: Path, runs: Mapping[str, Coefficients]) -> None:
             _shares(norm[0], mixed, places)
         for label, found in runs.items():
             norms, place = norm_of_change(found), places[label]
-            every = max(1, len(norms) // 12)
-            norm[-1].plot(list(norms), list(norms.values()), color=colour(place), marker=marker(place), markevery=every)
+            hue, every = colour(place), _every(list(norms))
+            norm[-1].plot(list(norms), list(norms.values()), color=hue, marker=marker(place), markevery=every)
         norm[-1].set(xlabel="round", ylabel="Frobenius norm of what was added to the update", ylim=(0, None))
         handles = [
             Line2D([], [], color=colour(place), marker=marker(place), label=f"{label} ({_what(runs[label])})")

@@ -2,20 +2,19 @@
 
 In each round that both recorded, the update of a layer is a matrix with a row for each output (a convolution's weight
 is out x (in k k)), and the similarity of two runs is linear CKA between their matrices. Plain CKA of unrelated matrices
-is far from 0 when rows are longer than there are rows; ``chance`` says where it lies, and the debiased estimate, which
-is 0 there, stands beside it. Layers of a group have one shape, so one chance.
+is far from 0 when rows are longer than there are rows. ``chance`` says where it lies: CKA after the rows of one have
+been shuffled. The debiased estimate, which is 0 there, stands beside it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from incofl.analysis.cka import debiased_matrix, gram, linear_cka
+from incofl.analysis.cka import LEAST, cka_matrix, debiased_matrix, gram
 from incofl.analysis.runs import Run
 from incofl.analysis.smoothness import describe
 from incofl.analysis.trials import Correlation, SignTest, correlation, sign_test
@@ -31,7 +30,8 @@ class Pair:
 
     Attributes:
         cka: plain.
-        debiased: the same without the bias of short matrices; none below four rows.
+        chance: plain, with the rows of one in another order.
+        debiased: the same as ``cka`` without the bias of short matrices; none below four rows.
         mean: size of the mean update, mean of both runs.
         variance: of the elements, mean of both runs.
         covariance: of an element in one run with the same in the other.
@@ -40,6 +40,7 @@ class Pair:
     """
 
     cka: float
+    chance: float
     debiased: float | None
     mean: float
     variance: float
@@ -58,23 +59,20 @@ def compare_updates(one: Tensor, other: Tensor) -> Pair | None:
     a, b = matrix(one), matrix(other)
     if not (a.any() and b.any()):
         return None
+    grams = [gram(a), gram(b)]
+    order = torch.randperm(len(b), generator=torch.Generator().manual_seed(0))
+    plain = cka_matrix([*grams, grams[1][order][:, order]])[0]
     rough = [found[0].roughness for update in (one, other) if (found := describe(update.numpy())) is not None]
     return Pair(
-        cka=linear_cka(a, b),
-        debiased=float(debiased_matrix([gram(a), gram(b)])[0, 1]) if len(a) >= 4 else None,
+        cka=float(plain[1]),
+        chance=float(plain[2]),
+        debiased=float(debiased_matrix(grams)[0, 1]) if len(a) >= LEAST else None,
         mean=float(a.mean().abs() + b.mean().abs()) / 2,
         variance=float(a.var() + b.var()) / 2,
         covariance=float(((a - a.mean()) * (b - b.mean())).mean()),
         difference=float((a - b).abs().mean()),
         roughness=float(np.mean(rough)) if len(rough) == 2 else None,
     )
-
-
-@cache
-def chance(shape: tuple[int, ...]) -> float:
-    """Plain CKA of two unrelated normal updates of this shape."""
-    rng = torch.Generator().manual_seed(0)
-    return linear_cka(*(matrix(torch.randn(shape, generator=rng)) for _ in range(2)))
 
 
 Layers = dict[str, dict[int, Pair]]
@@ -164,7 +162,6 @@ def summary(one: Run, other: Run, found: Layers) -> dict[str, Any]:
         return {
             "group": group_of[name],
             "role": "shallow" if name == group_of[name] else "deep",
-            "chance": chance(one.layout.shapes[name]),
             "cka_min_mean_max": [min(cka), float(np.mean(cka)), max(cka)],
             "rounds": list(pairs),
             **values,

@@ -9,9 +9,9 @@ The paper says "smooth" of pictures. Here it is the following, for the elements 
 with p the histogram of the n standardised elements z = (x - median) / (IQR / 1.349) over [-4, 4], in 2 n^(1/3) bins
 (Rice's rule), and 0 beyond both ends. It is 0 for a density with one peak, whatever its width or its tails, and m - 1
 for m separate peaks of one height: the number of extra peaks, each counted by its height. A kernel estimate would
-smooth away what is to be measured. Shift and scale do not change it. A histogram of n numbers is ragged by chance alone;
-``floor`` says how much for n normal numbers. A shallow layer and the deep layers that belong to it have one shape, so
-the same n and the same bins unless clients train only parts of them.
+smooth away what is to be measured. Shift and scale do not change it. A histogram of n numbers is ragged by chance
+alone; ``floor`` says how much for n normal numbers. A shallow layer and the deep layers that belong to it have one
+shape, so the same n and the same bins unless clients train only parts of them.
 
 Three more numbers look at other meanings of the word. **Excess kurtosis**: a needle with heavy tails has a large one,
 the normal distribution 0. **Step**: the Wasserstein-1 distance between the standardised distributions of consecutive
@@ -111,7 +111,7 @@ def roughness(counts: Array) -> float:
 def quantiles(z: Array, points: int = 1000) -> Array:
     """Evenly spaced quantiles of standardised elements, within ``REACH``."""
     ordered: Array = np.sort(z.clip(-REACH, REACH))
-    return ordered[((np.arange(points) + 0.5) / points * len(z)).astype(int)]
+    return ordered.take(((np.arange(points) + 0.5) / points * len(z)).astype(int))
 
 
 def step(one: Array, other: Array) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from incofl.analysis.environments import STATISTICS, Layers, chance, normalised, relations
+from incofl.analysis.environments import STATISTICS, Layers, normalised, over_rounds, relations
 from incofl.analysis.plots import colour, drawn, marker, panels
 from incofl.analysis.smoothness import REACH
 from incofl.analysis.trials import Correlation
@@ -124,9 +124,7 @@ def _layer_axis(axes: Axes, names: Sequence[str], handles: list[Line2D]) -> None
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
 
 
-def draw_environments(
-    path: Path, found: Layers, group_of: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], title: str
-) -> None:
+def draw_environments(path: Path, found: Layers, group_of: Mapping[str, str], title: str) -> None:
     """CKA between the updates of two runs for each layer: lowest, mean and highest round."""
     with drawn(path, 8, 0.24 * len(found) + 1.9, title) as figure:
         plain, debiased = figure.subplots(1, 2, sharey=True)
@@ -134,13 +132,13 @@ def draw_environments(
             for axes, what in ((plain, "cka"), (debiased, "debiased")):
                 if values := [value for pair in pairs.values() if (value := getattr(pair, what)) is not None]:
                     _range(axes, place, values, name == group_of[name], full=True)
-            plain.plot(chance(shapes[name]), place, "|", color="black", ms=9, mew=1.4)
+            plain.plot(over_rounds(pairs, "chance"), place, "|", color="black", ms=9, mew=1.4)
         plain.set_xlabel("CKA of updates: lowest, mean, highest round")
         debiased.set_xlabel("the same, debiased (unrelated: 0)")
         debiased.axvline(0, color="black", lw=0.8)
         handles = [
             *_roles(),
-            Line2D([], [], ls="", marker="|", ms=9, mew=1.4, color="black", label="unrelated updates"),
+            Line2D([], [], ls="", marker="|", ms=9, mew=1.4, color="black", label="the same with rows shuffled"),
         ]
         _layer_axis(plain, list(found), handles)
 

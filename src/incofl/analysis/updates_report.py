@@ -107,6 +107,6 @@ def _draw(one: Run, other: Run, found: environments.Layers, out: Path, suffix: s
     group_of, title = updates.groups_of(one.layout), f"{one.name} and {other.name}"
     suffix = suffix.replace("/", "-")
     paths = [out / f"cross_environment{suffix}.png", out / f"relations{suffix}.png"]
-    draw_environments(paths[0], found, group_of, one.layout.shapes, f"similarity of updates of {title}")
+    draw_environments(paths[0], found, group_of, f"similarity of updates of {title}")
     draw_relations(paths[1], found, group_of, f"similarity of updates of {title} against their statistics")
     return paths
