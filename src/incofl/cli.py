@@ -16,6 +16,7 @@ from click import ClickException
 from rich.table import Table
 
 import incofl
+from incofl.cli_analysis import analyze
 from incofl.cli_data import data_app
 from incofl.config import Config, load_config, presets
 from incofl.data import DATASETS
@@ -39,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.command()(analyze)
 
 ConfigArgument = Annotated[
     str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset (incofl list presets).")

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from incofl.display import comparison_table, make_console
 
@@ -21,7 +20,9 @@ def analyze(
     ] = None,
     clients: Annotated[int, typer.Option("--clients", min=2, help="Clients that are compared.")] = 10,
     examples: Annotated[int, typer.Option("--examples", help="Test examples on which they are compared.")] = 500,
-    round: Annotated[int | None, typer.Option("--round", metavar="R", min=0, help="A recorded round [the last].")] = None,
+    round: Annotated[
+        int | None, typer.Option("--round", metavar="R", min=0, help="A recorded round [the last].")
+    ] = None,
     history: Annotated[int, typer.Option("--history", min=1, help="Recorded rounds of which the course is made.")] = 10,
     only: Annotated[str | None, typer.Option("--only", metavar="A,B,...", help="Only these analyses.")] = None,
 ) -> None:
@@ -39,12 +40,12 @@ def analyze(
     found = find_runs([run.expanduser() for run in runs])
     place = out.expanduser() if out is not None else default_out(found)
     console = make_console()
-    status = console.status("reading")
-    options = Options(clients, examples, round, history, watch=status.update)
-    with status:
-        for _, findings in analyze(found, place, options, wanted):
-            _show(console, findings.title, findings)
-
-
-def _show(console: Console, title: str, findings: object) -> None:
-    raise NotImplementedError(comparison_table)
+    with console.status("reading the runs") as status:
+        options = Options(clients, examples, round, history, watch=status.update)
+        for findings in analyze(found, place, options, wanted):
+            if findings.table:
+                console.print(comparison_table(findings.table, findings.title))
+            for line in findings.missing:
+                console.print(f"not analysed: {line}", soft_wrap=True)
+            for path in findings.files:
+                console.print(f"wrote {path}", soft_wrap=True)

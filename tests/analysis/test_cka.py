@@ -26,7 +26,9 @@ def unbiased_hsic(x: Tensor, y: Tensor) -> float:
     n = len(x)
     k, l = ((z @ z.T).fill_diagonal_(0) for z in (x, y))  # noqa: E741
     one = torch.ones(n, dtype=x.dtype)
-    terms = (k @ l).trace() + (one @ k @ one) * (one @ l @ one) / ((n - 1) * (n - 2)) - 2 * (one @ k @ l @ one) / (n - 2)
+    terms = (
+        (k @ l).trace() + (one @ k @ one) * (one @ l @ one) / ((n - 1) * (n - 2)) - 2 * (one @ k @ l @ one) / (n - 2)
+    )
     return float(terms / (n * (n - 3)))
 
 
@@ -45,7 +47,8 @@ def related(n: int, p: int, q: int, offset: float = 3.0) -> tuple[Tensor, Tensor
 
 def rotation(size: int) -> Tensor:
     g = torch.Generator().manual_seed(size)
-    return torch.linalg.qr(torch.randn(size, size, generator=g, dtype=torch.float64))[0]
+    q: Tensor = torch.linalg.qr(torch.randn(size, size, generator=g, dtype=torch.float64)).Q
+    return q
 
 
 def test_by_hand() -> None:
@@ -91,7 +94,7 @@ def test_float32_features_are_computed_with_in_float64() -> None:
 def test_cross_products_are_exact_over_minibatches() -> None:
     x, y = related(101, 6, 4, offset=1000)
     products = CrossProducts()
-    for part in torch.arange(101).split(17):
+    for part in torch.arange(101).tensor_split(6):
         products.add(x[part], y[part])
     assert products.cka() == pytest.approx(linear_cka(x, y), abs=1e-10)
 
@@ -127,7 +130,7 @@ def test_minibatches_on_a_real_layer() -> None:
     features = [pooled(federation, server) for server in (servers[0], servers[-1])]
     assert features[0].shape == (1400, 16)
     full, estimate = linear_cka(*features), DebiasedCka()
-    for part in torch.arange(1400).split(70):
+    for part in torch.arange(1400).tensor_split(20):
         estimate.add([gram(x[part]) for x in features])
     assert 0.1 < full < 0.95
     assert float(estimate.matrix()[0, 1]) == pytest.approx(full, abs=1e-2)

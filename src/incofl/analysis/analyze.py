@@ -30,7 +30,7 @@ def check_names(names: Sequence[str]) -> None:
 
 def analyze(
     runs: Sequence[Run], out: Path, options: Options | None = None, only: Sequence[str] = NAMES
-) -> Iterator[tuple[str, Findings]]:
+) -> Iterator[Findings]:
     """Makes one analysis after the other, and yields what it found; one that can do nothing says why.
 
     Raises:
@@ -47,7 +47,7 @@ def analyze(
             problems.append(problem)
             findings = Findings(missing=[str(problem)])
         done += bool(findings.files)
-        yield name, findings
+        yield findings
     if not done:
         raise problems[0] if problems else RunError("nothing could be analysed")
 

@@ -6,16 +6,16 @@ Y (n, q) of n examples, their columns centred, the feature form is
     CKA(X, Y) = ||Y^T X||^2 / (||X^T X|| ||Y^T Y||)        (Frobenius norms)
 
 It lies in [0, 1], and is 1 for rotations and scalings of one representation. With the centred Gram matrices K = X X^T
-and L = Y Y^T it equals the kernel form <K, L> / (||K|| ||L||): the cosine of two matrices. Which form is cheaper depends
-on whether there are more examples or more features.
+and L = Y Y^T it equals the kernel form <K, L> / (||K|| ||L||), the cosine of two matrices. Which form is cheaper
+depends on whether there are more examples or more features.
 
-With few examples and many features the plain CKA of unrelated representations is far from 0. Nguyen et al., "Do Wide and
-Deep Networks Learn the Same Things?", ICLR 2021, use the unbiased HSIC of Song et al., JMLR 2012, in its place, whose
-mean over minibatches does not depend on their size. It is the same cosine of differently centred matrices (Székely and
-Rizzo, Annals of Statistics 2014), as here. Everything is computed in float64.
+With few examples and many features the plain CKA of unrelated representations is far from 0. Nguyen et al., "Do Wide
+and Deep Networks Learn the Same Things?", ICLR 2021, use the unbiased HSIC of Song et al., JMLR 2012, whose mean over
+minibatches does not depend on their size. It is the same cosine, of matrices that are centred in another way (Székely
+and Rizzo, Annals of Statistics 2014). Everything is computed in float64.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ class CrossProducts:
 def gram(x: Tensor) -> Tensor:
     """The centred Gram matrix of a representation, (n, n)."""
     total = torch.zeros(len(x), len(x), dtype=torch.float64, device=x.device)
-    for columns in x.split(COLUMNS, 1):
+    for columns in x.tensor_split(-(-x.shape[1] // COLUMNS), 1):
         part = columns.double()
         part = part - part.mean(0)
         total.addmm_(part, part.T)

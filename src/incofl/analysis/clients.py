@@ -122,4 +122,3 @@ class Replay:
         store = make_store(self.federation, self._run.folder.memories)
         store.manifest = load_checkpoint(self._run.folder.checkpoint, self.federation.start()).memories
         return store
-

@@ -186,10 +186,8 @@ def draw(path: Path, found: Mapping[str, Features]) -> None:
     with drawn(path, width, height, title) as figure:
         for axes, (label, one) in zip(panels(figure, len(shown), columns), shown.items(), strict=True):
             for place, (member, points) in enumerate(zip(one.clients, one.points, strict=True)):
-                axes.scatter(
-                    *points.T, s=14, color=colour(place), marker=marker(place), alpha=0.7, lw=0,
-                    label=f"level {member.level}",
-                )  # fmt: skip
+                (x, y), name = points.T, f"level {member.level}"
+                axes.scatter(x, y, s=14, color=colour(place), marker=marker(place), alpha=0.7, lw=0, label=name)
             axes.set(title=f"{label}: {one.own_neighbours:.0%} own neighbours", xticks=[], yticks=[])
             axes.set(xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)")
         handles, labels = figure.axes[0].get_legend_handles_labels()

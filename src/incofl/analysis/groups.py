@@ -1,7 +1,7 @@
 """Runs that differ in nothing but their seed belong together: figures show their mean."""
 
+import itertools
 import json
-import os
 import re
 from collections.abc import Sequence
 
@@ -29,4 +29,5 @@ def _label(names: Sequence[str]) -> str:
     """What the names of a group have in common, without what is left of the word for the seed."""
     if len(names) == 1:
         return names[0]
-    return re.sub(r"[-_ ./]*(s|seed)?[-_ ./]*$", "", os.path.commonprefix(names)) or names[0]
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return re.sub(r"[-_ ./]*(s|seed)?[-_ ./]*$", "", "".join(letters[0] for letters in same)) or names[0]

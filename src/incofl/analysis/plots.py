@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -14,7 +15,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 HEAT = "cividis"  # of equal steps in lightness, seen alike with any colour vision
 DPI = 150
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from incofl.analysis.plots import HEAT, colour, drawn, marker, panels
 from incofl.analysis.similarity import Similarity
@@ -127,7 +128,7 @@ def _depth_axis(axes: Axes, points: Sequence[str]) -> None:
     axes.set(xlabel="where the models are compared, from shallow to deep", ylabel="mean CKA", ylim=(0, 1.02))
 
 
-def _heat(axes: Axes, found: Similarity, point: int, title: str) -> object:
+def _heat(axes: Axes, found: Similarity, point: int, title: str) -> AxesImage:
     """One panel; white lines lie between levels, which are named at their middle."""
     image = axes.imshow(found.cka[point], vmin=0, vmax=1, cmap=HEAT)
     levels = [member.level for member in found.clients]
