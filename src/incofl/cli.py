@@ -16,6 +16,7 @@ from click import ClickException
 from rich.table import Table
 
 import incofl
+from incofl.cli_analysis import analyze
 from incofl.cli_data import data_app
 from incofl.cli_reproduce import reproduce_command
 from incofl.config import Config, load_config, presets
@@ -40,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.command()(analyze)
 app.command("reproduce")(reproduce_command)
 
 ConfigArgument = Annotated[
