@@ -5,12 +5,12 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from incofl.analysis import features, similarity_report
+from incofl.analysis import coefficients_report, features, similarity_report, updates_report
 from incofl.analysis.findings import Analysis, Findings, Options
 from incofl.analysis.runs import Run
 from incofl.errors import ConfigError, IncoflError, RunError, nearest
 
-NAMES = ("similarity", "features")
+NAMES = ("similarity", "features", "updates", "environments", "coefficients")
 
 
 def analyses(options: Options) -> dict[str, Analysis]:
@@ -18,6 +18,9 @@ def analyses(options: Options) -> dict[str, Analysis]:
     return {
         "similarity": functools.partial(similarity_report.figures, options=options),
         "features": functools.partial(features.figures, options=options),
+        "updates": updates_report.figures,
+        "environments": updates_report.cross_environment,
+        "coefficients": coefficients_report.figures,
     }
 
 
