@@ -25,8 +25,8 @@ def analyses(options: Options) -> dict[str, Analysis]:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuses an analysis that there is not."""
-    for name in names:
+    """Refuses an analysis that there is not, and none at all."""
+    for name in names or [""]:
         if name not in NAMES:
             raise ConfigError(f"--only: got {name!r}{nearest(name, NAMES)}")
 

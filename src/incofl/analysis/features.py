@@ -137,9 +137,11 @@ def own_neighbours(rows: np.ndarray, owner: np.ndarray) -> tuple[float, float]:
 def embed(rows: np.ndarray, seed: int) -> np.ndarray:
     """The rows in a plane."""
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
-    perplexity = min(PERPLEXITY, (len(rows) - 1) / 3)
-    plane: np.ndarray = TSNE(2, perplexity=perplexity, init="pca", random_state=seed, n_jobs=1).fit_transform(rows)
+    tsne = TSNE(2, perplexity=min(PERPLEXITY, (len(rows) - 1) / 3), init="pca", random_state=seed)
+    with threadpool_limits(1):  # sums depend on how many threads share them
+        plane: np.ndarray = tsne.fit_transform(rows)
     return plane
 
 

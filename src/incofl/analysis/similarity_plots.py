@@ -38,16 +38,15 @@ def draw_groups_by_depth(path: Path, groups: Mapping[str, Sequence[Similarity]])
     seeds = max(map(len, groups.values()))
     with drawn(path, 7.2, 3.8, "similarity of clients' models" + ("; bands span the seeds" * (seeds > 1))) as figure:
         axes = figure.subplots()
-        points = next(iter(groups.values()))[0].points
+        points = shared_points([members[0] for members in groups.values()])
         for place, (label, members) in enumerate(groups.items()):
             values = by_depth(members)
             name = f"{label} ({len(members)})" if seeds > 1 else label
             axes.plot(*_known(_mean(values)), color=colour(place), marker=marker(place), label=name)
             if len(members) > 1:
-                depth = np.arange(values.shape[1])
-                axes.fill_between(
-                    depth, np.nanmin(values, 0), np.nanmax(values, 0), color=colour(place), alpha=0.15, lw=0
-                )
+                depth = np.flatnonzero(np.isfinite(values).all(0))
+                low, high = values[:, depth].min(0), values[:, depth].max(0)
+                axes.fill_between(depth, low, high, color=colour(place), alpha=0.15, lw=0)
         _depth_axis(axes, points)
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
@@ -82,11 +81,11 @@ def draw_heat_maps(path: Path, found: Mapping[str, Similarity]) -> None:
 
 def draw_against_accuracy(path: Path, found: Mapping[str, Similarity]) -> None:
     """Mean CKA against test accuracy over the recorded rounds, a panel for each point."""
-    first = next(iter(found.values()))
-    count = len(first.points)
+    points = shared_points(list(found.values()))
+    count = len(points)
     columns = min(count, 4)
     width, height = max(2.3 * columns + (1.8 if len(found) > 1 else 0.3), 5), 2.3 * -(-count // columns) + 0.9
-    title = "similarity of clients' models against test accuracy, a point for each recorded round"
+    title = "similarity of clients' models against test accuracy, a point for each recorded round; scales differ"
     with drawn(path, width, height, title) as figure:
         for point, axes in enumerate(panels(figure, count, columns)):
             for place, (label, entry) in enumerate(found.items()):
@@ -99,12 +98,20 @@ def draw_against_accuracy(path: Path, found: Mapping[str, Similarity]) -> None:
                 ]
                 if seen:
                     axes.plot(*np.array(seen).T, marker(place), color=colour(place), alpha=0.8, label=label)
-            axes.set_title(first.points[point] + _coefficient(first, point, len(found)))
+            axes.set_title(points[point] + (_coefficient(entry, point) if len(found) == 1 else ""))
         figure.supxlabel("test accuracy, mean of the levels", fontsize=9)
         figure.supylabel("mean CKA over all pairs", fontsize=9)
         if len(found) > 1:
             handles, labels = figure.axes[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside right center")
+
+
+def shared_points(found: Sequence[Similarity]) -> Sequence[str]:
+    """What the points are called in a figure of several models: their numbers, where their names differ."""
+    longest = max((entry.points for entry in found), key=len)
+    if all(entry.points == longest[: len(entry.points)] for entry in found):
+        return longest
+    return [str(number) for number in range(1, len(longest) + 1)]
 
 
 def by_depth(members: Sequence[Similarity]) -> np.ndarray:
@@ -149,7 +156,7 @@ def _outer_labels(figure: Figure) -> None:
     figure.supylabel("clients, by level", fontsize=9)
 
 
-def _coefficient(found: Similarity, point: int, runs: int) -> str:
-    """Of a single run, its correlation beside the name of the point."""
-    known = found.correlation[found.points[point]]
-    return f": r = {known['pearson']:.2f}" if runs == 1 and known["pearson"] is not None else ""
+def _coefficient(found: Similarity, point: int) -> str:
+    """The correlation at a point, to be written beside its name."""
+    known = found.correlation[found.points[point]]["pearson"]
+    return f": r = {known:.2f}" if known is not None else ""
