@@ -132,7 +132,8 @@ class Layer:
         """One of ``MEASURES`` by round."""
         if what in ("step", "width"):
             return dict(self.steps if what == "step" else self.widths)
-        return {round: float(getattr(shape, what)) for round, shape in self.shapes.items()}
+        # A needle and a box are both unlike a bell, so of the kurtosis the size counts.
+        return {round: abs(float(getattr(shape, what))) for round, shape in self.shapes.items()}
 
 
 def layers(run: Run, rounds: Sequence[int]) -> dict[str, Layer]:
