@@ -21,8 +21,9 @@ ORDER = [
     ["devices"],
     ["engine"],
     ["analysis"],
+    ["reproduce"],
     ["display"],
-    ["cli_data", "cli_analysis"],
+    ["cli_data", "cli_analysis", "cli_reproduce"],
     ["cli"],
 ]
 # ``Layout.infer`` is where users look for it, though what it calls is built on layouts: it imports when it is called.

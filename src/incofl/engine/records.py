@@ -193,9 +193,9 @@ def _difference(theirs: Config, ours: Config) -> str:
     return f"{key} is {a.get(key)!r} there, {b[key]!r} here"
 
 
-def last_ten(evaluated: list[Row]) -> list[Row]:
-    """The evaluations in the last ten rounds, at least the last one."""
-    return [row for row in evaluated if row["round"] > evaluated[-1]["round"] - 10]
+def last_ten(evaluated: list[Row], rounds: int = 10) -> list[Row]:
+    """The evaluations in the last ten rounds, or so many, at least the last one."""
+    return [row for row in evaluated if row["round"] > evaluated[-1]["round"] - rounds]
 
 
 def summarise(rows: list[Row], config: Config, levels: list[int], status: str) -> dict[str, Any]:
