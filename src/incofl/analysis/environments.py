@@ -32,7 +32,7 @@ class Pair:
     Attributes:
         cka: plain.
         chance: plain, with the rows of one in another order.
-        debiased: the same as ``cka`` without the bias of short matrices; none where it is undefined, as below four rows.
+        debiased: without the bias of short matrices; none where it is undefined, as below four rows.
         mean: size of the mean update, mean of both runs.
         variance: of the elements, mean of both runs.
         covariance: of an element in one run with the same in the other.
