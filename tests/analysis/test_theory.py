@@ -1,6 +1,7 @@
 """The paper's bounds: hand values, identities between them, and exact expectations on noisy parabolas."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from incofl.analysis.theory import (
     rounds_to,
     smallest_epsilon,
 )
-from incofl.analysis.toy import Round, Spread, check, cross_layer, federation
+from incofl.analysis.toy import Round, Spread, check, cross_layer, federation, main
 
 GIVEN = Assumptions(smoothness=2.0, sigma=1.0, rho=3.0, gamma=0.5)
 NOISY = Assumptions(smoothness=1.0, sigma=5.0, rho=1.0, gamma=0.0)  # sigma > rho, as with heavy tails
@@ -182,3 +183,14 @@ def test_exact_expectations_agree_with_sampling() -> None:
     sampled = np.einsum("ni,ij,nj->n", off, client.curvature, off) / 2
     end = client.step(client.walk(Spread(np.zeros(6), np.zeros((6, 6))), lr, 2)[-1], lr, mix)
     assert abs(sampled.mean() - client.loss(end)) < 5 * sampled.std() / samples**0.5
+
+
+def test_the_page_prints_what_the_check_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "theory.md").read_text()
+    main()
+    printed = capsys.readouterr().out.splitlines()
+    start = page.index(printed[0])
+    lines = [line.split() for line in page[start:].splitlines()[1 : len(printed)]]
+    for ours, theirs in zip(lines, (line.split() for line in printed[1:]), strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert a == b or float(a) == pytest.approx(float(b), abs=2e-4)

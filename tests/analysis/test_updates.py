@@ -183,6 +183,7 @@ def test_similarity_of_equal_rotated_and_unrelated_updates() -> None:
     assert unrelated.cka > 0.7
     assert unrelated.debiased == pytest.approx(0, abs=0.15)
     assert compare_updates(one, torch.zeros_like(one)) is None
+    assert compare_updates(torch.ones(4, 3), torch.randn(4, 3, generator=rng)) is None  # no output differs
 
 
 def test_statistics_of_two_updates_by_hand() -> None:
@@ -282,6 +283,13 @@ def test_figures_and_numbers_of_runs(recorded: dict[str, Run], tmp_path: Path) -
     assert numbers["layers"][deep[0]]["step"][0] is None
     pairs = numbers["shallow_smoother"]["roughness"]["pairs"]
     assert pairs["wins"] + pairs["losses"] <= 3 * len(deep)
+
+
+def test_layers_with_too_few_elements_have_no_distribution(tmp_path: Path) -> None:
+    """The norms of a tiny ViT have 32 elements."""
+    run(tiny_config("method=heteroavg", "model.name=tiny-vit", "model.patch=2", "record.every=1"), tmp_path / "vit")
+    with pytest.raises(RunError, match="no deep layer and its shallow counterpart with at least 64 elements"):
+        figures([Run.open(tmp_path / "vit")], tmp_path)
 
 
 def test_two_settings_against_each_other(recorded: dict[str, Run], tmp_path: Path) -> None:

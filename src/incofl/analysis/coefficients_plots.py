@@ -90,7 +90,7 @@ def draw_runs(path: Path, runs: Mapping[str, Coefficients]) -> None:
             norms, place = norm_of_change(found), places[label]
             hue, every = colour(place), _every(list(norms))
             norm[-1].plot(list(norms), list(norms.values()), color=hue, marker=marker(place), markevery=every)
-        norm[-1].set(xlabel="round", ylabel="Frobenius norm of what was added to the update", ylim=(0, None))
+        norm[-1].set(xlabel="round", ylabel="Frobenius norm of what is added", ylim=(0, None))
         handles = [
             Line2D([], [], color=colour(place), marker=marker(place), label=f"{label} ({_what(runs[label])})")
             for label, place in places.items()

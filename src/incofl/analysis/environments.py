@@ -6,6 +6,7 @@ is far from 0 when rows are longer than there are rows. ``chance`` says where it
 been shuffled. The debiased estimate, which is 0 there, stands beside it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,7 +32,7 @@ class Pair:
     Attributes:
         cka: plain.
         chance: plain, with the rows of one in another order.
-        debiased: the same as ``cka`` without the bias of short matrices; none below four rows.
+        debiased: without the bias of short matrices; none where it is undefined, as below four rows.
         mean: size of the mean update, mean of both runs.
         variance: of the elements, mean of both runs.
         covariance: of an element in one run with the same in the other.
@@ -55,18 +56,19 @@ def matrix(update: Tensor) -> Tensor:
 
 
 def compare_updates(one: Tensor, other: Tensor) -> Pair | None:
-    """Two updates of one layer; none where a run did not move it."""
+    """Two updates of one layer; none where a run did not move it, or all its outputs alike."""
     a, b = matrix(one), matrix(other)
-    if not (a.any() and b.any()):
-        return None
     grams = [gram(a), gram(b)]
+    if not all(k.any() for k in grams):
+        return None
     order = torch.randperm(len(b), generator=torch.Generator().manual_seed(0))
     plain = cka_matrix([*grams, grams[1][order][:, order]])[0]
+    debiased = float(debiased_matrix(grams)[0, 1]) if len(a) >= LEAST else math.nan
     rough = [found[0].roughness for update in (one, other) if (found := describe(update.numpy())) is not None]
     return Pair(
         cka=float(plain[1]),
         chance=float(plain[2]),
-        debiased=float(debiased_matrix(grams)[0, 1]) if len(a) >= LEAST else None,
+        debiased=debiased if math.isfinite(debiased) else None,
         mean=float(a.mean().abs() + b.mean().abs()) / 2,
         variance=float(a.var() + b.var()) / 2,
         covariance=float(((a - a.mean()) * (b - b.mean())).mean()),

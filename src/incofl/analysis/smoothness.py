@@ -13,10 +13,10 @@ smooth away what is to be measured. Shift and scale do not change it. A histogra
 alone; ``floor`` says how much for n normal numbers. A shallow layer and the deep layers that belong to it have one
 shape, so the same n and the same bins unless clients train only parts of them.
 
-Three more numbers look at other meanings of the word. **Excess kurtosis**: a needle with heavy tails has a large one,
-the normal distribution 0. **Step**: the Wasserstein-1 distance between the standardised distributions of consecutive
-rounds: small if the shape changes smoothly from round to round. **Width**: the size of log2 of the ratio of their
-widths.
+Three more numbers look at other meanings of the word. **Excess kurtosis**, by its size: 0 for a normal distribution,
+above 0 for a needle with heavy tails, below for a box. **Step**: the Wasserstein-1 distance between the standardised
+distributions of consecutive rounds: small if the shape changes smoothly from round to round. **Width**: the size of
+log2 of the ratio of their widths.
 
 Elements that are exactly 0 are left out: a position that nobody trained in a round keeps its value bit for bit.
 """

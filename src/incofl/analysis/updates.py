@@ -132,11 +132,15 @@ class Layer:
         """One of ``MEASURES`` by round."""
         if what in ("step", "width"):
             return dict(self.steps if what == "step" else self.widths)
-        return {round: float(getattr(shape, what)) for round, shape in self.shapes.items()}
+        # A needle and a box are both unlike a bell, so of the kurtosis the size counts.
+        return {round: abs(float(getattr(shape, what))) for round, shape in self.shapes.items()}
 
 
 def layers(run: Run, rounds: Sequence[int]) -> dict[str, Layer]:
-    """Describes the updates of all layers that InCo pairs, in groups, the shallow one first."""
+    """Describes the updates of all layers that InCo pairs, in groups, the shallow one first.
+
+    Groups of which only shallow or only deep layers can be described are left out.
+    """
     group_of = groups_of(run.layout)
     shapes: dict[str, dict[int, Shape]] = {name: {} for name in group_of}
     steps: dict[str, dict[int, float]] = {name: {} for name in group_of}
@@ -152,8 +156,13 @@ def layers(run: Run, rounds: Sequence[int]) -> dict[str, Layer]:
                 steps[name][round] = step(last[name], reference)
                 widths[name][round] = abs(math.log2(shapes[name][round].scale / shapes[name][round - 1].scale))
             last[name] = reference
+    compared = {
+        group_of[name] for name in group_of if name != group_of[name] and shapes[name] and shapes[group_of[name]]
+    }
     return {
-        name: Layer(group, shapes[name], steps[name], widths[name]) for name, group in group_of.items() if shapes[name]
+        name: Layer(group, shapes[name], steps[name], widths[name])
+        for name, group in group_of.items()
+        if shapes[name] and group in compared
     }
 
 

@@ -21,7 +21,7 @@ OVERLAP = 1.7  # height of a ridge in distances of two
 
 LABELS = {
     "roughness": "roughness (extra peaks)",
-    "kurtosis": "excess kurtosis",
+    "kurtosis": "size of excess kurtosis",
     "step": "change of shape in a round ($W_1$)",
     "width": "change of width in a round (|log$_2$|)",
     "mean": "size of the mean",

@@ -7,6 +7,7 @@ from incofl.analysis import environments, updates
 from incofl.analysis.findings import Findings, own_folder
 from incofl.analysis.groups import by_seed
 from incofl.analysis.runs import Run
+from incofl.analysis.smoothness import LEAST
 from incofl.analysis.trials import SignTest
 from incofl.analysis.updates import MEASURES, Layer, Smoother
 from incofl.analysis.updates_plots import draw_environments, draw_relations, draw_ridges, draw_smoothness
@@ -25,8 +26,9 @@ def figures(runs: Sequence[Run], out: Path) -> Findings:
         try:
             rounds = updates.update_rounds(run)
             found = updates.layers(run, rounds)
-            if not any(layer.group != name for name, layer in found.items()):
-                raise RunError(f"{run.folder.path}: no deep layer with a shallow counterpart was trained")
+            if not found:
+                least = f"at least {LEAST} elements that moved in a round"
+                raise RunError(f"{run.folder.path}: no deep layer and its shallow counterpart with {least}")
         except IncoflError as problem:
             missing.append(f"updates: {problem}")
             continue
