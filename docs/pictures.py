@@ -3,10 +3,12 @@
 usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accuracy by level over the rounds of one run
        python docs/pictures.py buffers               docs/images/buffers-*.png: from experiments/results/buffers-*.json
        python docs/pictures.py timeline RUN_FOLDER   docs/images/timeline.png: the last round of a run with engine.trace
+       python docs/pictures.py analysis RUN_FOLDER   docs/images/analysis-*.png: what incofl analyze drew for one run
        python docs/pictures.py curves NAME           docs/images/NAME.png: from experiments/results/NAME.json (compare)
 """
 
 import json
+import shutil
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -142,6 +144,9 @@ if __name__ == "__main__":
                 buffers(path.stem.removeprefix("buffers-"))
         case ["timeline", folder]:
             timeline(Path(folder))
+        case ["analysis", folder]:
+            for path in sorted((Path(folder) / "analysis").glob("*.png")):
+                shutil.copy(path, IMAGES / f"analysis-{path.name}")
         case ["curves", name]:
             curves(name)
         case _:

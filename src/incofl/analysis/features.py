@@ -182,15 +182,17 @@ def draw(path: Path, found: Mapping[str, Features]) -> None:
     """The points of each client in its colour, a panel for each run."""
     shown = dict(list(found.items())[:MOST_PANELS])
     columns = min(len(shown), 3)
-    width, height = max(3.1 * columns + 1.5, 4.6), 3.0 * -(-len(shown) // columns) + 0.7
+    width, height = max(3.1 * columns + 1.5, 5.4), 3.0 * -(-len(shown) // columns) + 0.7
     first = next(iter(shown.values()))
-    title = f"t-SNE of the features of class {first.label}, from clients of different sizes"
+    different = len({member.level for member in first.clients}) > 1
+    sizes = "clients of different sizes" if different else "clients of one size"
+    title = f"t-SNE of the features of class {first.label}, from {sizes}"
     with drawn(path, width, height, title) as figure:
         for axes, (label, one) in zip(panels(figure, len(shown), columns), shown.items(), strict=True):
             for place, (member, points) in enumerate(zip(one.clients, one.points, strict=True)):
-                (x, y), name = points.T, f"level {member.level}"
+                (x, y), name = points.T, f"level {member.level}" if different else f"client {member.client}"
                 axes.scatter(x, y, s=14, color=colour(place), marker=marker(place), alpha=0.7, lw=0, label=name)
             axes.set(title=f"{label}: {one.own_neighbours:.0%} own neighbours", xticks=[], yticks=[])
             axes.set(xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)")
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right center", title="client of")
+        figure.legend(handles, labels, loc="outside right center", title="a client of" if different else None)
