@@ -32,7 +32,8 @@ class Case:
         setting: the row.
         seed: of the run.
         accuracy: mean of the last evaluations.
-        cka: mean over the pairs of clients, from shallow to deep.
+        cka: mean over the pairs of clients, from shallow to deep, as the paper computes it.
+        debiased: the same by the estimate without the bias of few examples and many features.
         correlation: Pearson's, of accuracy and the CKA of the deepest point, over the recorded rounds.
         smoother: the share of (deep layer, round) pairs in which the shallow layer's update is less rough.
     """
@@ -42,6 +43,7 @@ class Case:
     seed: int
     accuracy: float
     cka: tuple[float, ...]
+    debiased: tuple[float, ...]
     correlation: float | None
     smoother: float | None
 
@@ -58,13 +60,20 @@ def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], 
         numbers = {
             "round": run.recorded[-1],
             "cka": [float(value) for value in found.mean_by_depth if value is not None],
+            "debiased": [float(value) for value in found.debiased_by_depth if value is not None],
             "correlation": found.correlation[found.points[-1]]["pearson"],
             "smoother": smoother.pairs.share,
         }
         write_json(path, numbers)
-    accuracy = last_ten_of(run.rows, tail)
     return Case(
-        cell.section, cell.row, seed, accuracy, tuple(numbers["cka"]), numbers["correlation"], numbers["smoother"]
+        cell.section,
+        cell.row,
+        seed,
+        last_ten_of(run.rows, tail),
+        tuple(numbers["cka"]),
+        tuple(numbers["debiased"]),
+        numbers["correlation"],
+        numbers["smoother"],
     )
 
 
@@ -100,9 +109,10 @@ def observe(found: Sequence[Case]) -> list[Observation]:
 def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
     for setting in dict.fromkeys(case.setting for case in found):
         own = [case for case in found if case.setting == setting]
-        gap = Difference.of([case.cka[-1] for case in own], [case.cka[0] for case in own])
-        ends = " to ".join(f"{Spread.of([case.cka[end] for case in own]).mean:.2f}" for end in (0, -1))
-        yield Observation(1, model, f"{setting}: CKA of the deepest point minus the first ({ends})", *_down(gap))
+        for kind, values in _both(own):
+            gap = Difference.of([cka[-1] for cka in values], [cka[0] for cka in values])
+            ends = " to ".join(f"{Spread.of([cka[end] for cka in values]).mean:.2f}" for end in (0, -1))
+            yield Observation(1, model, f"{setting}: {kind}, deepest point minus first ({ends})", *_down(gap))
     inside = [case.correlation for case in found if case.correlation is not None]
     if len(inside) > 1:
         positive = sum(value > 0 for value in inside)
@@ -120,11 +130,18 @@ def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
             what = f"{setting}: share of pairs in which the shallow update is less rough, minus a half"
             yield Observation(3, model, what, *_up(gap))
     with_inco, without = (
-        {case.seed: case.cka[-1] for case in found if case.setting == name} for name in ("InCoAvg", "HeteroAvg")
+        sorted((case for case in found if case.setting == name), key=lambda case: case.seed)
+        for name in ("InCoAvg", "HeteroAvg")
     )
-    if seeds := sorted(with_inco.keys() & without.keys()):
-        gap = Difference.of([with_inco[seed] for seed in seeds], [without[seed] for seed in seeds])
-        yield Observation(4, model, "deepest CKA, InCoAvg minus HeteroAvg", *_up(gap))
+    if [case.seed for case in with_inco] == [case.seed for case in without] != []:
+        for (kind, ours), (_, theirs) in zip(_both(with_inco), _both(without), strict=True):
+            gap = Difference.of([cka[-1] for cka in ours], [cka[-1] for cka in theirs])
+            yield Observation(4, model, f"{kind} of the deepest point, InCoAvg minus HeteroAvg", *_up(gap))
+
+
+def _both(found: Sequence[Case]) -> list[tuple[str, list[tuple[float, ...]]]]:
+    """Similarity as in the paper, and without bias."""
+    return [("CKA", [case.cka for case in found]), ("debiased CKA", [case.debiased for case in found])]
 
 
 def _up(gap: Difference) -> tuple[str, str]:
