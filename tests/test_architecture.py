@@ -20,8 +20,10 @@ ORDER = [
     ["config"],
     ["devices"],
     ["engine"],
+    ["analysis"],
     ["display"],
     ["cli_data"],
+    ["cli_report"],
     ["cli"],
 ]
 # ``Layout.infer`` is where users look for it, though what it calls is built on layouts: it imports when it is called.
