@@ -8,7 +8,7 @@
   const live = document.getElementById("live");
   const coarse = matchMedia("(pointer: coarse)").matches;
   const panels = figures.flatMap(figure => figure.panels.map((panel, at) => ({
-    ...panel, figure, plot: document.getElementById(`${figure.id}-${at}`),
+    ...panel, figure, plot: document.getElementById(`figure-${figure.id}-${at}`),
   })));
 
   const probe = document.body.appendChild(document.createElement("span"));
@@ -65,7 +65,9 @@
 
   // Paper has a width of its own, and is white.
   const paper = on => {
-    if (root.classList.toggle("printing", on) === on) drawAll();
+    if (root.classList.contains("printing") === on) return;
+    root.classList.toggle("printing", on);
+    drawAll();
   };
   addEventListener("beforeprint", () => paper(true));
   addEventListener("afterprint", () => paper(false));
@@ -153,19 +155,20 @@
   }
 
   for (const figure of figures) {
-    const card = document.getElementById(figure.id);
+    const card = document.getElementById(`figure-${figure.id}`);
     const details = card.querySelector("details");
     details.addEventListener("toggle", () => {
       const place = details.querySelector(".scroll");
       if (details.open && !place.childElementCount) place.append(...figure.panels.map(panel => table(panel, figure)));
     });
     card.querySelector("button").addEventListener("click", () => {
-      figure.panels.forEach((panel, at) => Plotly.downloadImage(`${figure.id}-${at}`, {
+      figure.panels.forEach((panel, at) => Plotly.downloadImage(`figure-${figure.id}-${at}`, {
         format: "svg", filename: figure.panels.length > 1 ? `${figure.id}-${at}` : figure.id,
       }));
     });
   }
 
   name();
+  root.classList.toggle("printing", matchMedia("print").matches);
   drawAll().then(() => { root.dataset.drawn = "true"; });
 })();

@@ -57,7 +57,8 @@ def _sections(groups: Sequence[Group]) -> list[Section]:
     ]
 
 
-NO_SIMILARITY = "<p>How alike the layers of the client models are is not known yet: run <code>incofl analyze RUN</code> to add it.</p>"
+NO_SIMILARITY = """<p>How alike the layers of the client models are is not known yet: run
+<code>incofl analyze RUN</code> to add it.</p>"""
 
 
 def _title(groups: Sequence[Group]) -> str:
@@ -92,4 +93,4 @@ def _how(groups: Sequence[Group]) -> str:
         f"{config.data.clients} clients, {config.cohort_size} a round. "
     )
     seeds = " Lines of several seeds: mean ± standard deviation." if several else ""
-    return escape((what if same else "") + "Test accuracy; by level over the last ten rounds." + seeds)
+    return escape((what if same else "") + "Test accuracy in percent; by level over the last ten rounds." + seeds)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal
 
-from incofl.analysis.report_runs import Group, Run, Value
+from incofl.analysis.report_runs import Group, Points, Run, Value
+from incofl.engine.records import Row
 from incofl.resources import human
 
 Trace = dict[str, Any]
@@ -19,7 +20,7 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
 # Up to so many points of a curve are marked; more would hide the line.
 MARKED = 30
 
-PERCENT = {"tickformat": ".0%", "hoverformat": ".1%"}
+PERCENT = {"tickformat": "~%", "hoverformat": ".1%"}
 BYTES = {"tickformat": "~s", "hoverformat": ".3s", "ticksuffix": "B"}
 SI = {"tickformat": "~s", "hoverformat": ".3s"}
 ROUNDS = {"title": {"text": "round"}, "hoverformat": "d"}
@@ -104,14 +105,23 @@ def curves(groups: Sequence[Group], value_of: Callable[[Run], Value]) -> list[Tr
             traces.append(line(group.label, points, group.index, meta={"group": group.index}))
             continue
         for run in group.runs:
-            seed = {"color": f"--c{group.index % COLOURS}", "width": 1}
-            shared = {"meta": {"group": group.index}, "opacity": 0.4, "hoverinfo": "skip", "showlegend": False}
-            points = thinned(run.points(value_of(run)), limit)
-            traces.append(line(group.name(run), points, group.index, **shared) | {"mode": "lines", "line": seed})
+            traces.append(_thin(group, run, thinned(run.points(value_of(run)), limit)))
         mean = thinned(group.mean(value_of), limit)
         name = f"{group.label}, mean of {len(group.runs)}"
         traces.append(line(name, mean, group.index, meta={"group": group.index}))
     return [trace for trace in traces if trace["x"]]
+
+
+def _thin(group: Group, run: Run, points: tuple[list[float], list[float]]) -> Trace:
+    """One seed, behind the mean."""
+    look = {"mode": "lines", "line": {"color": f"--c{group.index % COLOURS}", "width": 1}, "opacity": 0.4}
+    trace = line(group.name(run), points, group.index, meta={"group": group.index}) | look
+    return trace | {"hoverinfo": "skip", "showlegend": False}
+
+
+def _accuracy(row: Row) -> float | None:
+    value: float | None = row["accuracy"]
+    return value
 
 
 def endings(traces: Sequence[Trace], say: Callable[[float], str]) -> str:
@@ -142,7 +152,7 @@ def over_rounds(title: str, **axis: Any) -> dict[str, Any]:
 
 def accuracy(groups: Sequence[Group]) -> Figure:
     """Mean accuracy of the levels over the rounds."""
-    traces = curves(groups, lambda run: lambda row: row["accuracy"])
+    traces = curves(groups, lambda run: _accuracy)
     seeds = " Thin lines are single seeds." if any(len(group.runs) > 1 for group in groups) else ""
     return Figure(
         "accuracy",
@@ -174,7 +184,7 @@ def by_level(groups: Sequence[Group]) -> list[Figure]:
         (group,) = groups
         found = {level: thinned(group.mean(level_value(level)), limit) for level in levels}
         traces = [line(f"level {level}", points, level) for level, points in found.items() if points[0]]
-        panels = [Panel(traces, over_rounds("test accuracy", **PERCENT) | {"showlegend": True}, height=380)]
+        panels = [Panel(traces, over_rounds("test accuracy", **PERCENT) | {"showlegend": True})]
         alt = endings(traces, percent)
     else:
         data = {level: curves(groups, level_value(level)) for level in levels}
@@ -202,13 +212,15 @@ def by_level(groups: Sequence[Group]) -> list[Figure]:
             "Mean of the evaluations in the last ten rounds."
             + (" Whiskers: standard deviation over the seeds." if several else ""),
             f"Bars of the accuracy by level. {said}.",
-            [Panel(bars, layout)],
+            [Panel(bars, layout, height=300 if len(groups) > 1 else 340)],
             "percent",
+            wide=len(groups) > 1,
         ),
         Figure(
             "levels",
             "Accuracy by level over the rounds",
-            note + (" Means over the seeds." if several and len(groups) == 1 else " All panels have the same axes."),
+            note
+            + (" All panels have the same axes." if len(groups) > 1 else " Means over the seeds." if several else ""),
             f"Curves of the test accuracy of each level over the rounds. {alt}",
             panels,
             "percent",
@@ -230,6 +242,13 @@ def _tail(level: int) -> Callable[[Run], float | None]:
 PATTERNS = ("", "/", ".", "x", "\\", "-", "+")
 
 
+def bar_marker(index: int) -> dict[str, Any]:
+    """Colour and pattern of a bar: told apart by either."""
+    shape = PATTERNS[index % len(PATTERNS)]
+    pattern = {"shape": shape, "fillmode": "overlay", "fgcolor": "--surface", "size": 7, "solidity": 0.25}
+    return {"color": f"--c{index % COLOURS}", "pattern": pattern}
+
+
 def _bars(group: Group, levels: Sequence[int], single: bool) -> Trace:
     spreads = {level: group.spread(_tail(level)) for level in levels}
     known = {level: spread for level, spread in spreads.items() if spread is not None}
@@ -239,10 +258,7 @@ def _bars(group: Group, levels: Sequence[int], single: bool) -> Trace:
         "name": group.label,
         "x": [f"level {level}" for level in known],
         "y": rounded([spread.mean for spread in known.values()]),
-        "marker": {
-            "color": colour,
-            "pattern": {"shape": "" if single else PATTERNS[group.index % len(PATTERNS)], "fgcolor": "--surface"},
-        },
+        "marker": bar_marker(0 if single else group.index) | {"color": colour},
         "meta": {"group": group.index},
     }
     if len(group.runs) > 1:
@@ -312,15 +328,18 @@ def _so_far(run: Run) -> Value:
 
 
 def _against_bytes(group: Group, limit: int) -> list[Trace]:
-    """Accuracy of each run at the bytes it had taken; of several seeds all are thin."""
-    traces = []
-    for run in group.runs:
-        so_far = _so_far(run)
-        points = thinned(
-            ([so_far(row) or 0 for row in run.evaluated], [row["accuracy"] for row in run.evaluated]), limit
-        )
-        trace = line(group.name(run), points, group.index, meta={"group": group.index})
-        trace["line"]["width"] = 2.4 if len(group.runs) == 1 else 1.3
-        trace["hovertemplate"] = f"{group.name(run)}<br>%{{y:.1%}} after %{{x:.3s}}B<extra></extra>"
-        traces.append(trace)
-    return [trace for trace in traces if trace["x"]]
+    """Accuracy at the bytes that it took; of several seeds the mean of both, after the same round."""
+
+    def points(bytes_: Points, accuracy: Points) -> tuple[list[float], list[float]]:
+        taken = dict(zip(*bytes_, strict=True))
+        return thinned(([taken[x] for x in accuracy[0]], accuracy[1]), limit)
+
+    several, traces = len(group.runs) > 1, []
+    for run in group.runs if several else ():
+        of_run = points(run.points(_so_far(run)), run.points(_accuracy))
+        traces.append(_thin(group, run, of_run))
+    name = f"{group.label}, mean of {len(group.runs)}" if several else group.label
+    mean = points(group.mean(_so_far), group.mean(lambda run: _accuracy))
+    trace = line(name, mean, group.index, meta={"group": group.index})
+    trace["hovertemplate"] = f"{name}<br>%{{y:.1%}} after %{{x:.3s}}B<extra></extra>"
+    return [trace for trace in [*traces, trace] if trace["x"]]

@@ -7,12 +7,12 @@ from statistics import median
 from incofl.analysis.report_figures import (
     BYTES,
     COLOURS,
-    PATTERNS,
     SI,
     SYMBOLS,
     Figure,
     Panel,
     Trace,
+    bar_marker,
     curves,
     endings,
     number,
@@ -38,17 +38,13 @@ def sizes(groups: Sequence[Group]) -> list[Figure]:
         traces: list[Trace] = []
         for values, same in known.items():
             index, name = same[0].index, ", ".join(group.label for group in same)
-            marker = {
-                "color": f"--c{index % COLOURS}",
-                "pattern": {"shape": PATTERNS[index % len(PATTERNS)], "fgcolor": "--surface"},
-            }
             traces.append(
                 {
                     "type": "bar",
                     "name": name,
                     "x": [f"level {level}" for level in range(len(values))],
                     "y": [value[at] for value in values],
-                    "marker": marker,
+                    "marker": bar_marker(index) if len(known) > 1 else {"color": "--muted"},
                     "hovertemplate": f"%{{x}}: %{{y:.3s}}{unit}<extra></extra>",
                 }
             )
@@ -74,7 +70,8 @@ def cohorts(groups: Sequence[Group]) -> list[Figure]:
     for group in groups:
         for run in group.runs:
             known[repr([(row["clients"], row["rejected"]) for row in run.rows])].append((group, run))
-    panels = [_turns(same) for same in list(known.values())[:4]]
+    last = max(row["round"] for group in groups for run in group.runs for row in run.rows)
+    panels = [_turns(same, last) for same in list(known.values())[:4]]
     more = f" The first 4 of {len(known)} different schedules." if len(known) > 4 else ""
     shared = " Runs of one seed share their cohorts." if any(len(same) > 1 for same in known.values()) else ""
     counts = [len(row["clients"]) for group in groups for run in group.runs for row in run.rows]
@@ -92,7 +89,7 @@ def cohorts(groups: Sequence[Group]) -> list[Figure]:
     ]
 
 
-def _turns(same: Sequence[tuple[Group, Run]]) -> Panel:
+def _turns(same: Sequence[tuple[Group, Run]], last: int) -> Panel:
     (group, run), *_ = same
     levels = group.sizes if isinstance(group.sizes, Sizes) else None
     by_level: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
@@ -131,7 +128,7 @@ def _turns(same: Sequence[tuple[Group, Run]]) -> Panel:
         )
     for trace in traces:
         trace["hovertemplate"] = "round %{x}, client %{y}"
-    layout = {"hovermode": "closest", "showlegend": True, "xaxis": {"title": {"text": "round"}}}
+    layout = {"hovermode": "closest", "showlegend": True, "xaxis": {"title": {"text": "round"}, "range": [0, last + 1]}}
     return Panel(traces, layout | {"yaxis": {"title": {"text": "client"}, "zeroline": False}}, title, 380)
 
 
@@ -144,16 +141,14 @@ def fleet(groups: Sequence[Group]) -> list[Figure]:
     typical = curves(watched, lambda run: _over_nodes("seconds", median))
     memory = curves(watched, lambda run: _over_nodes("peak_memory", max))
     seconds = [("slowest node", slowest), ("median node", typical)]
+    top = 1.05 * max((y for trace in slowest for y in trace["y"]), default=1)
     return [
         Figure(
             "nodes-seconds",
             "Seconds of a client's turn",
             "The slowest and the median node of each round: a round waits for the slowest.",
             "Curves over the rounds. " + " ".join(f"{title}: {endings(t, number)}" for title, t in seconds),
-            [
-                Panel(t, over_rounds("seconds", rangemode="tozero", hoverformat=".3~g"), title, 280)
-                for title, t in seconds
-            ],
+            [Panel(t, over_rounds("seconds", range=[0, top], hoverformat=".3~g"), title, 280) for title, t in seconds],
             wide=True,
         ),
         Figure(

@@ -70,7 +70,7 @@ def similarity(groups: Sequence[Group]) -> list[Figure]:
                 "similarity-accuracy",
                 "Similarity and accuracy over the rounds",
                 "A point is a round for which weights were kept. " + _correlations(found),
-                f"Test accuracy against the mean CKA of the deepest layer, a point per round. {endings(history, percent)}",
+                f"Test accuracy against the CKA of the deepest layer, a point per round. {endings(history, percent)}",
                 [Panel(history, axes)],
                 table="long",
             )
@@ -223,7 +223,7 @@ def _tensors(group: Group) -> Figure:
     return Figure(
         f"inco-{group.index}",
         f"InCo by tensor: {group.label}",
-        f"Each row is a mixed tensor, shallow at the top.{seeds}",
+        f"Each row is a mixed tensor, shallow at the top; empty where nobody in the cohort held it.{seeds}",
         f"Heat maps over rounds and {len(names)} mixed tensors. {'; '.join(said)}.",
         panels,
         width=430,

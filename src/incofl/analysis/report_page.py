@@ -82,9 +82,9 @@ def page(title: str, provenance: str, lead: str, legend: Sequence[tuple[int, str
 """
 
 
-FOOTER = """<p>Drag in a figure to zoom, double-click to see all again. With the keyboard: Tab to a figure, then the left
-and right arrow keys. Accuracy is that of the server model cut to each level, on the test set; “last ten” is the mean of
-the evaluations in the last ten rounds.</p>"""
+FOOTER = """<p>Drag in a figure to zoom, double-click to see all again. With the keyboard: Tab to a figure, then the
+left and right arrow keys. Accuracy is that of the server model cut to each level, on the test set; “last ten” is the
+mean of the evaluations in the last ten rounds.</p>"""
 
 
 def plotly_js() -> str:
@@ -117,20 +117,20 @@ def _section(section: Section) -> str:
 
 
 def _card(figure: Figure) -> str:
-    many = len(figure.panels) > 1
+    own, many = f"figure-{figure.id}", len(figure.panels) > 1
     panels = "".join(
         f'<div class="panel">{f"<h4>{escape(panel.title)}</h4>" if panel.title else ""}'
-        f'<div class="plot" id="{figure.id}-{at}" role="img" tabindex="0" style="min-height:{panel.height}px" '
+        f'<div class="plot" id="{own}-{at}" role="img" tabindex="0" style="min-height:{panel.height}px" '
         f'aria-label="{escape(f"{figure.title}, {panel.title}" if many and at else figure.alt)}"></div></div>'
         for at, panel in enumerate(figure.panels)
     )
     return (
-        f'<figure class="card{" wide" if figure.wide else ""}" id="{figure.id}" aria-labelledby="{figure.id}-title">'
-        f'<h3 id="{figure.id}-title">{escape(figure.title)}</h3><figcaption class="caption">{escape(figure.caption)}'
+        f'<figure class="card{" wide" if figure.wide else ""}" id="{own}" aria-labelledby="{own}-title">'
+        f'<h3 id="{own}-title">{escape(figure.title)}</h3><figcaption class="caption">{escape(figure.caption)}'
         f'</figcaption><div class="panels" style="--least:{figure.width}px">{panels}</div><div class="tools">'
-        f'<details><summary>Data<span class="hidden"> of {escape(figure.title)}</span></summary>{scroll("", figure.title)}'
-        f'</details><button type="button" class="tool">Save as SVG<span class="hidden">: {escape(figure.title)}</span>'
-        "</button></div></figure>"
+        f'<details><summary>Data<span class="hidden"> of {escape(figure.title)}</span></summary>'
+        f'{scroll("", figure.title)}</details><button type="button" class="tool">Save as SVG<span class="hidden">'
+        f": {escape(figure.title)}</span></button></div></figure>"
     )
 
 

@@ -9,9 +9,11 @@ from typing import Any
 from incofl.analysis.report_figures import percent
 from incofl.analysis.report_page import Cells, scroll, table
 from incofl.analysis.report_runs import Group, Run, Sizes, plain
+from incofl.config import Config
 from incofl.engine.compare import percent as spread_in_percent
 from incofl.resources import human
 
+NONE = "\N{EN DASH}"
 # Longer tables are cut, and say so.
 LINES = 200
 
@@ -19,28 +21,29 @@ LINES = 200
 def results(groups: Sequence[Group]) -> str:
     """A line per run, and one per group of seeds before them."""
     levels = sorted({level for group in groups for run in group.runs for level in run.levels})
-    head = ["method", "seed", "rounds", "last", "last ten", "best", *(f"level {level}" for level in levels)]
     rows: list[Cells] = []
     for group in groups:
         several = len(group.runs) > 1
         if several:
-            rows.append(Cells(_mean_line(group, levels), "group", group.index))
-        for run in group.runs:
-            first = f"seed {run.config.seed}" if several else group.label
             rows.append(
-                Cells([first, *_run_line(run, levels)], "seed" if several else "", None if several else group.index)
+                Cells([f"{group.label}, {len(group.runs)} seeds", *_mean_line(group, levels)], "group", group.index)
             )
-    return scroll(table([*head, "bytes", "time", "rejected", "status"], rows), "Results", whole=True)
+        for run in group.runs:
+            seed = f"seed {run.config.seed}"
+            name = [seed] if several else [f"{group.label}, {seed}"]
+            rows.append(Cells([*name, *_run_line(run, levels)], *(("seed",) if several else ("", group.index))))
+    head = ["run", "rounds", "last", "last ten", "best", *(f"level {level}" for level in levels)]
+    return scroll(table([*head, "bytes", "time", "rejected", "status"], rows, "dense"), "Results", whole=True)
 
 
 def _known(value: float | None) -> str:
-    return "–" if value is None else percent(value)
+    return NONE if value is None else f"{100 * value:.1f}"
 
 
 def _run_line(run: Run, levels: Sequence[int]) -> list[str]:
     s = run.summary
     return [
-        *(str(run.config.seed), f"{s['rounds']} of {run.config.rounds}"),
+        f"{s['rounds']} of {run.config.rounds}",
         *(_known(s["accuracy"]), _known(s["accuracy_last_ten"]), _known(s["accuracy_best"])),
         *(_known(run.last_ten(run.level(level))) for level in levels),
         *(human(s["bytes_up"] + s["bytes_down"], "B"), duration(s["seconds"]), str(s["rejected"]), s["status"]),
@@ -50,7 +53,7 @@ def _run_line(run: Run, levels: Sequence[int]) -> list[str]:
 def _mean_line(group: Group, levels: Sequence[int]) -> list[str]:
     def over(value: Callable[[Run], float | None]) -> str:
         spread = group.spread(value)
-        return "–" if spread is None else spread_in_percent(spread) + " %"
+        return NONE if spread is None else spread_in_percent(spread)
 
     def mean(key: str) -> float:
         return fmean(run.summary[key] for run in group.runs)
@@ -61,11 +64,14 @@ def _mean_line(group: Group, levels: Sequence[int]) -> list[str]:
     rounds = sorted({run.summary["rounds"] for run in group.runs})
     done = sum(run.status == "done" for run in group.runs)
     return [
-        *(group.label, f"{len(group.runs)} seeds", "–".join(map(str, {rounds[0]: 0, rounds[-1]: 0}))),
+        " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1])))),
         *(over(lambda run, key=key: run.summary[key]) for key in ("accuracy", "accuracy_last_ten", "accuracy_best")),  # type: ignore[misc]
         *(over(level(number)) for number in levels),
         *(human(mean("bytes_up") + mean("bytes_down"), "B"), duration(mean("seconds"))),
-        *(str(sum(run.summary["rejected"] for run in group.runs)), f"{done} of {len(group.runs)} done"),
+        *(
+            str(sum(run.summary["rejected"] for run in group.runs)),
+            "done" if done == len(group.runs) else f"{done} done",
+        ),
     ]
 
 
@@ -138,7 +144,7 @@ def nodes(groups: Sequence[Group]) -> str:
         for run in group.runs:
             for row in run.rows:
                 for node in row.get("nodes") or []:
-                    key = group.index, int(node.get("client", -1)), str(node.get("node", "–"))
+                    key = group.index, int(node.get("client", -1)), str(node.get("node", NONE))
                     found[key].append(node)
     if not found:
         return ""
@@ -148,7 +154,7 @@ def nodes(groups: Sequence[Group]) -> str:
         return reduce(values) if values else None
 
     def said(value: float | None, say: Callable[[float], str]) -> str:
-        return "–" if value is None else say(value)
+        return NONE if value is None else say(value)
 
     rows = []
     for (index, client, node), entries in sorted(found.items()):
@@ -173,13 +179,15 @@ def configs(groups: Sequence[Group]) -> str:
     head = ["key", *(group.label for group in groups)] if len(groups) > 1 else ["key", "value"]
     differing = [key for key in keys if len({plain(run.get(key, "")) for runs in flat for run in runs}) > 1]
     text = range(1, len(head))
-    said = ""
     if sum(len(group.runs) for group in groups) > 1:
-        rows = [Cells([key, *cells(key)], "differs") for key in differing]
-        said = scroll(table(head, rows, "code", text), "Keys that differ") if rows else "<p>All keys agree.</p>"
-        said = "<p>The keys in which the runs differ:</p>" + said if rows else said
+        told, what = differing, "The keys in which the runs differ:"
+    else:
+        usual = Config().flat()
+        told, what = [key for key in keys if flat[0][0][key] != usual.get(key)], "The keys that are not as by default:"
+    rows = [Cells([key, *cells(key)], "differs" if key in differing else "") for key in told]
+    said = f"<p>{what}</p>{scroll(table(head, rows, 'code', text), what, whole=True)}" if rows else ""
     every = [Cells([key, *cells(key)], "differs" if key in differing else "") for key in keys]
-    note = " (those that differ are marked)" if said and differing else ""
+    note = " (those that differ are marked)" if differing else ""
     return (
         f"{said}<details><summary>All {len(keys)} keys{note}</summary>"
         f"{scroll(table(head, every, 'code', text), 'All keys')}</details>"
@@ -202,7 +210,7 @@ def environments(groups: Sequence[Group]) -> str:
     heads = ["value"] if len(columns) == 1 else [_some(names) for _, names in columns]
     rows = []
     for key in keys:
-        values = [plain(facts.get(key, "–")) for facts, _ in columns]
+        values = [plain(facts.get(key, NONE)) for facts, _ in columns]
         rows.append(Cells([key, *values], "differs" if len(set(values)) > 1 else ""))
     said = "<p>The same for all runs.</p>" if total > 1 and len(columns) == 1 else ""
     return said + scroll(
@@ -214,13 +222,17 @@ def _some(names: Sequence[str]) -> str:
     return "; ".join(names) if len(names) < 4 else f"{names[0]}; {names[1]}; {len(names) - 2} more"
 
 
+def _percent(value: float | None) -> str:
+    return NONE if value is None else percent(value)
+
+
 def tiles(run: Run) -> str:
     """The numbers of a single run that people look for first."""
     s = run.summary
     pairs = [
-        (_known(s["accuracy_last_ten"]), "accuracy, last ten rounds"),
-        (_known(s["accuracy"]), "accuracy, last evaluation"),
-        (_known(s["accuracy_best"]), "best accuracy"),
+        (_percent(s["accuracy_last_ten"]), "accuracy, last ten rounds"),
+        (_percent(s["accuracy"]), "accuracy, last evaluation"),
+        (_percent(s["accuracy_best"]), "best accuracy"),
         (f"{s['rounds']} of {run.config.rounds}", f"rounds, {s['status']}"),
         (human(s["bytes_up"] + s["bytes_down"], "B"), "communication"),
         (duration(s["seconds"]), "time"),
