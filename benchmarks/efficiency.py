@@ -32,8 +32,8 @@ from incofl.engine.build import build
 from incofl.engine.federation import Federation, Job
 from incofl.engine.memory import keep_freed_memory, worker_environment
 from incofl.engine.records import Row
-from incofl.engine.seeds import Purpose, torch_rng
 from incofl.engine.worker import layout_of
+from incofl.seeds import Purpose, torch_rng
 from incofl.split import submodel
 
 _SMALL_VIT = ["model.name=vit-tiny", "model.dim=64", "model.heads=1", "model.patch=8"]

@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "incofl"
 # Each room may import from the rooms above it in this list (and from itself).
 ORDER = [
     ["errors"],
-    ["tensors"],
+    ["tensors", "seeds"],
     ["layout"],
     ["split", "inco"],
     ["infer"],
@@ -21,9 +21,9 @@ ORDER = [
     ["devices"],
     ["engine"],
     ["analysis"],
+    ["reproduce"],
     ["display"],
-    ["cli_data"],
-    ["cli_report"],
+    ["cli_data", "cli_report", "cli_reproduce"],
     ["cli"],
 ]
 # ``Layout.infer`` is where users look for it, though what it calls is built on layouts: it imports when it is called.

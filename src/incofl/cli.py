@@ -18,6 +18,7 @@ from rich.table import Table
 import incofl
 from incofl.cli_data import data_app
 from incofl.cli_report import report
+from incofl.cli_reproduce import reproduce_command
 from incofl.config import Config, load_config, presets
 from incofl.data import DATASETS
 from incofl.devices import load_devices
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command()(report)
+app.command("reproduce")(reproduce_command)
 
 ConfigArgument = Annotated[
     str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset (incofl list presets).")

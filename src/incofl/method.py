@@ -6,7 +6,7 @@ The splitter comes from the config's ``split`` section; the other three are a ``
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -66,8 +66,21 @@ class UpdateTransform(Protocol):
         """The key of its record in ``metrics.jsonl``."""
         ...
 
-    def __call__(self, update: Tensors, layout: Layout) -> tuple[Tensors, Record]:
+    def __call__(self, update: Tensors, layout: Layout, round: int) -> tuple[Tensors, Record]:
         """The transformed update, for which it may use the memory of the given one, and what is worth recording."""
+        ...
+
+
+class UploadTransform(Protocol):
+    """What happens to every upload on its way to the server."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    def __call__(self, upload: Upload, round: int) -> Upload:
+        """The upload as it arrives, for which it may use the memory of the given one."""
         ...
 
 
@@ -192,6 +205,7 @@ class Method:
         summary: one line for ``incofl list methods``.
         client: the client half.
         server: the server half.
+        uploads: applied in order to every upload that was accepted, before it is aggregated.
         transforms: applied in order to the aggregated update.
         level: ``own``: each client trains its own level; ``smallest``/``largest``: all train that one.
         extensible: whether ``+inco`` makes sense: it needs one server model that levels share.
@@ -204,12 +218,20 @@ class Method:
     summary: str
     client: ClientRule = field(default_factory=ClientRule)
     server: ServerRule = field(default_factory=ServerRule)
+    uploads: tuple[UploadTransform, ...] = ()
     transforms: tuple[UpdateTransform, ...] = ()
     level: Literal["own", "smallest", "largest"] = "own"
     extensible: bool = False
     split: Kind = "stage"
     window: Window = "prefix"
     exits: bool = False
+
+    def received(self, arrivals: Iterable[Sequence[Upload]], round: int) -> Iterator[Sequence[Upload]]:
+        """The uploads as they arrive."""
+        for uploads in arrivals:
+            for transform in self.uploads:
+                uploads = [transform(upload, round) for upload in uploads]
+            yield uploads
 
     def then(self, transform: UpdateTransform) -> "Method":
         """This method with one more update transform."""

@@ -12,7 +12,7 @@ from incofl.split import Slice
 from incofl.tensors import Tensors
 
 Record = dict[str, dict[str, float]]
-Transform = Callable[[Tensors, Layout], tuple[Tensors, Record]]
+Transform = Callable[[Tensors, Layout, int], tuple[Tensors, Record]]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Changes:
         """The same changes with another update of the shared parameters, over the same coverage."""
         return dataclasses.replace(self, shared=self.shared.with_update(update))
 
-    def transformed(self, transform: Transform, layout: Layout) -> tuple["Changes", Record]:
+    def transformed(self, transform: Transform, layout: Layout, round: int) -> tuple["Changes", Record]:
         """The changes with their updates transformed, and what the transform records.
 
         A level's private layers are transformed together with the shared shallow layers that they lack.
@@ -71,10 +71,10 @@ class Changes:
             ]
             shallow = {s for deep, s in pairs if deep in own and s not in own and s in self.update}
             if own:
-                update, record = transform(own | {name: self.update[name].clone() for name in shallow}, layout)
+                update, record = transform(own | {name: self.update[name].clone() for name in shallow}, layout, round)
                 private[level] = change.with_update({name: update[name] for name in own})
                 records |= {f"{name}, level {level}": values for name, values in record.items() if name in own}
-        update, record = transform(self.update, layout)
+        update, record = transform(self.update, layout, round)
         return dataclasses.replace(self.with_update(update), private=private), record | records
 
 

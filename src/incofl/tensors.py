@@ -1,5 +1,6 @@
 """Algebra of named tensors. Models, updates and slices are all ``dict[str, Tensor]``: by name, never by position."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -24,6 +25,12 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def clone(a: Mapping[str, Tensor]) -> Tensors:
     """A snapshot that later in-place changes of ``a`` cannot reach."""
     return {name: empty(value.shape, value.dtype).copy_(value.detach()) for name, value in a.items()}
+
+
+def norm(tensor: Tensor) -> float:
+    """The Frobenius norm; row by row first, for the sum of a whole tensor depends on how many threads share it."""
+    square = float(tensor.reshape(len(tensor), -1).square().sum(1).sum())
+    return math.sqrt(square)
 
 
 def num_bytes(a: Mapping[str, Tensor]) -> int:

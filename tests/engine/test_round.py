@@ -10,8 +10,8 @@ from incofl.client import Score
 from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation, Job
 from incofl.engine.round import Tally, run_round
-from incofl.engine.seeds import Purpose, seed_of
 from incofl.method import Upload
+from incofl.seeds import Purpose, seed_of
 from incofl.server import Server
 from incofl.tensors import Tensors
 from tests.federations import run_rounds, tiny_federation

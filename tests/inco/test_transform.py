@@ -98,7 +98,10 @@ def test_record_without_optimisation(layout: Layout, update: Tensors) -> None:
 
 
 def test_record_by_hand() -> None:
-    """Two 1x1 kernels: beta = 2*1 and 3*(-1); theta = 2/1 and 3/1; the norms are sqrt(13) and sqrt(2)."""
+    """Two 1x1 kernels: beta = 2*1 and 3*(-1); theta = 2/1 and 3/1; the norms are sqrt(13) and sqrt(2).
+
+    The mixed update is 3 * 1.5 and -2 * 2, clipped to 0.1 and -0.1: it changes by 1.9 and 3.1.
+    """
     layout = Layout(
         axes={"a": (None,) * 4, "b": (None,) * 4},
         shapes={"a": (2, 1, 1, 1), "b": (2, 1, 1, 1)},
@@ -112,5 +115,13 @@ def test_record_by_hand() -> None:
     }
     _, record = InCo()(update, layout)
     assert record["b"] == pytest.approx(
-        {"theta": 2.5, "beta": -0.5, "beta_positive": 0.5, "norm_deep": 13**0.5, "norm_shallow": 2**0.5}, rel=1e-6
+        {
+            "theta": 2.5,
+            "beta": -0.5,
+            "beta_positive": 0.5,
+            "norm_deep": 13**0.5,
+            "norm_shallow": 2**0.5,
+            "norm_change": (1.9**2 + 3.1**2) ** 0.5,
+        },
+        rel=1e-6,
     )

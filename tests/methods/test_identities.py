@@ -8,9 +8,9 @@ from torch import nn
 
 from incofl.data import local_batches
 from incofl.engine.federation import Federation
-from incofl.engine.seeds import Purpose, torch_rng
 from incofl.engine.worker import layout_of, one_thread
 from incofl.inco import InCo
+from incofl.seeds import Purpose, torch_rng
 from incofl.split import DepthSplitter, submodel
 from incofl.tensors import Tensors, clone
 from tests.federations import run_rounds, tiny_config, tiny_federation

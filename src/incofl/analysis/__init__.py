@@ -1,1 +1,1 @@
-"""What can be seen in finished or running runs: everything here reads run folders only."""
+"""Looking at runs: what their folders tell, in numbers and pictures."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal
 
-from incofl.analysis.report_runs import Group, Points, Run, Value
+from incofl.analysis.report_runs import Group, Points, ReportedRun, Value
 from incofl.engine.records import Row
 from incofl.resources import human
 
@@ -96,7 +96,7 @@ def point_limit(groups: Sequence[Group]) -> int:
     return max(60, min(400, 6000 // sum(len(group.runs) for group in groups)))
 
 
-def curves(groups: Sequence[Group], value_of: Callable[[Run], Value]) -> list[Trace]:
+def curves(groups: Sequence[Group], value_of: Callable[[ReportedRun], Value]) -> list[Trace]:
     """A curve for each group; of several seeds their mean, with each seed as a thin line behind it."""
     limit, traces = point_limit(groups), []
     for group in groups:
@@ -112,7 +112,7 @@ def curves(groups: Sequence[Group], value_of: Callable[[Run], Value]) -> list[Tr
     return [trace for trace in traces if trace["x"]]
 
 
-def _thin(group: Group, run: Run, points: tuple[list[float], list[float]]) -> Trace:
+def _thin(group: Group, run: ReportedRun, points: tuple[list[float], list[float]]) -> Trace:
     """One seed, behind the mean."""
     look = {"mode": "lines", "line": {"color": f"--c{group.index % COLOURS}", "width": 1}, "opacity": 0.4}
     trace = line(group.name(run), points, group.index, meta={"group": group.index}) | look
@@ -203,8 +203,8 @@ def by_level(groups: Sequence[Group]) -> list[Figure]:
         f"{bar['name']}: " + ", ".join(f"{x} {percent(y)}" for x, y in zip(bar["x"], bar["y"], strict=True))
         for bar in bars
     )
-    layout = {"barmode": "group", "xaxis": {"type": "category"}, "yaxis": {"title": {"text": "test accuracy"}}}
-    layout["yaxis"] |= PERCENT | {"range": [0, 1]}
+    y_axis = {"title": {"text": "test accuracy"}, **PERCENT, "range": [0, 1]}
+    layout = {"barmode": "group", "xaxis": {"type": "category"}, "yaxis": y_axis}
     return [
         Figure(
             "levels-last-ten",
@@ -230,12 +230,12 @@ def by_level(groups: Sequence[Group]) -> list[Figure]:
     ]
 
 
-def level_value(level: int) -> Callable[[Run], Value]:
+def level_value(level: int) -> Callable[[ReportedRun], Value]:
     """The accuracy of a level in any run."""
     return lambda run: run.level(level)
 
 
-def _tail(level: int) -> Callable[[Run], float | None]:
+def _tail(level: int) -> Callable[[ReportedRun], float | None]:
     return lambda run: run.last_ten(run.level(level))
 
 
@@ -320,7 +320,7 @@ def communication(groups: Sequence[Group]) -> list[Figure]:
     ]
 
 
-def _so_far(run: Run) -> Value:
+def _so_far(run: ReportedRun) -> Value:
     """Bytes up to each round."""
     sums = accumulate(row["bytes_up"] + row["bytes_down"] for row in run.rows)
     total = {row["round"]: total for row, total in zip(run.rows, sums, strict=True)}

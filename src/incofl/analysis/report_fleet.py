@@ -18,7 +18,7 @@ from incofl.analysis.report_figures import (
     number,
     over_rounds,
 )
-from incofl.analysis.report_runs import Group, Run, Sizes, Value
+from incofl.analysis.report_runs import Group, ReportedRun, Sizes, Value
 from incofl.engine.records import Row
 
 # Up to so many turns of clients are drawn one by one.
@@ -66,7 +66,7 @@ def sizes(groups: Sequence[Group]) -> list[Figure]:
 
 def cohorts(groups: Sequence[Group]) -> list[Figure]:
     """Who took part in each round; runs with the same cohorts, as those of one seed have, are drawn once."""
-    known: dict[str, list[tuple[Group, Run]]] = defaultdict(list)
+    known: dict[str, list[tuple[Group, ReportedRun]]] = defaultdict(list)
     for group in groups:
         for run in group.runs:
             known[repr([(row["clients"], row["rejected"]) for row in run.rows])].append((group, run))
@@ -89,7 +89,7 @@ def cohorts(groups: Sequence[Group]) -> list[Figure]:
     ]
 
 
-def _turns(same: Sequence[tuple[Group, Run]], last: int) -> Panel:
+def _turns(same: Sequence[tuple[Group, ReportedRun]], last: int) -> Panel:
     (group, run), *_ = same
     levels = group.sizes if isinstance(group.sizes, Sizes) else None
     by_level: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))

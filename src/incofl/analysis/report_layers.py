@@ -17,7 +17,7 @@ from incofl.analysis.report_figures import (
     over_rounds,
     percent,
 )
-from incofl.analysis.report_runs import Group, Run, Value
+from incofl.analysis.report_runs import Group, ReportedRun, Value
 from incofl.engine.records import Row
 
 # A heat map has at most so many columns: a screen shows no more.
@@ -84,7 +84,7 @@ def similarity(groups: Sequence[Group]) -> list[Figure]:
     return figures
 
 
-def _history(group: Group, run: Run, history: list[dict[str, Any]]) -> Trace:
+def _history(group: Group, run: ReportedRun, history: list[dict[str, Any]]) -> Trace:
     kept = [entry for entry in history if entry.get("mean_by_depth") and entry.get("accuracy") is not None]
     points = [entry["mean_by_depth"][-1] for entry in kept], [entry["accuracy"] for entry in kept]
     trace = line(group.name(run), points, group.index, meta={"group": group.index})
@@ -93,7 +93,7 @@ def _history(group: Group, run: Run, history: list[dict[str, Any]]) -> Trace:
     return trace | {"mode": "markers"}
 
 
-def _correlations(found: Sequence[tuple[Group, Run, dict[str, Any]]]) -> str:
+def _correlations(found: Sequence[tuple[Group, ReportedRun, dict[str, Any]]]) -> str:
     """What the analysis says of them, in words, whatever it has."""
     said = []
     for group, run, s in found:
@@ -104,7 +104,7 @@ def _correlations(found: Sequence[tuple[Group, Run, dict[str, Any]]]) -> str:
     return f"Correlation: {'; '.join(said)}." if said else ""
 
 
-def _cka(group: Group, run: Run, s: dict[str, Any]) -> Figure:
+def _cka(group: Group, run: ReportedRun, s: dict[str, Any]) -> Figure:
     who = [f"{c.get('client')} (level {c.get('level')})" for c in s.get("clients") or []]
     panels, said = [], []
     for at, matrix in enumerate(s["cka"]):

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from incofl.config import UNBOUND, Config, make_config, read_toml
+from incofl.analysis.runs import Run
+from incofl.config import UNBOUND, Config
 from incofl.engine.build import build_method, build_model, build_splitter, client_levels
 from incofl.engine.compare import Spread
 from incofl.engine.federation import clients_by_level
@@ -21,31 +22,39 @@ Value = Callable[[Row], float | None]
 Points = tuple[list[int], list[float]]
 
 
-@dataclass(frozen=True)
-class Run:
-    """The records of one run.
+class ReportedRun(Run):
+    """A run and what else its folder says; of one that is going on, so far."""
 
-    Attributes:
-        path: its folder, as the user named it.
-        config: resolved.
-        rows: a line of metrics.jsonl each; at least one.
-        environment: what it was computed with.
-        status: ``done``, ``interrupted``, or ``unfinished`` (running, or stopped without a word).
-        levels: those that were evaluated, smallest first.
-        similarity: what ``incofl analyze`` found, if it was asked.
-    """
+    @property
+    def path(self) -> Path:
+        """Its folder, as the user named it."""
+        return self.folder.path
 
-    path: Path
-    config: Config
-    rows: list[Row]
-    environment: dict[str, Any]
-    status: str
-    levels: list[int]
-    similarity: dict[str, Any] | None
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What it was computed with."""
+        return _json(self.folder.environment) or {}
+
+    @cached_property
+    def similarity(self) -> dict[str, Any] | None:
+        """What ``incofl analyze`` found, if it was asked."""
+        return _json(self.path / "analysis" / "similarity.json")
+
+    @cached_property
+    def levels(self) -> list[int]:
+        """Those that were evaluated, smallest first."""
+        written = _json(self.folder.summary) or {}
+        return written.get("levels") or _levels_in_use(self.config, self.rows)
+
+    @cached_property
+    def status(self) -> str:
+        """``done``, ``interrupted``, or ``unfinished`` (running, or stopped without a word)."""
+        written = _json(self.folder.summary) or {}
+        return str(written.get("status")) if written.get("rounds") == len(self.rows) else "unfinished"
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """Of the rows that there are; the one on disk may be of an earlier interruption."""
+        """Of the rounds that there are; the one on disk may be of an earlier interruption."""
         return summarise(self.rows, self.config, self.levels, self.status)
 
     @cached_property
@@ -83,14 +92,14 @@ class Group:
 
     index: int
     label: str
-    runs: tuple[Run, ...]
+    runs: tuple[ReportedRun, ...]
 
     @property
     def config(self) -> Config:
         """That of the first run."""
         return self.runs[0].config
 
-    def name(self, run: Run) -> str:
+    def name(self, run: ReportedRun) -> str:
         """A run among all on the page."""
         if len(self.runs) == 1:
             return self.label
@@ -98,13 +107,13 @@ class Group:
         again = f" ({run.path.name})" if len(same) > 1 else ""
         return f"{self.label}, seed {run.config.seed}{again}"
 
-    def mean(self, value_of: Callable[[Run], Value]) -> Points:
+    def mean(self, value_of: Callable[[ReportedRun], Value]) -> Points:
         """The mean over the runs, of the rounds for which all have a value."""
         found = [dict(zip(*run.points(value_of(run)), strict=True)) for run in self.runs]
         rounds = [x for x in found[0] if all(x in other for other in found)]
         return rounds, [sum(other[x] for other in found) / len(found) for x in rounds]
 
-    def spread(self, value: Callable[[Run], float | None]) -> Spread | None:
+    def spread(self, value: Callable[[ReportedRun], float | None]) -> Spread | None:
         """Mean and standard deviation over the runs that have a value."""
         values = [y for run in self.runs if (y := value(run)) is not None]
         return Spread.of(values) if values else None
@@ -143,54 +152,30 @@ class Sizes:
 
 def read_groups(paths: Sequence[Path]) -> list[Group]:
     """The runs in some folders, in groups; each path is a run folder, or holds run folders."""
-    folders = list(dict.fromkeys(folder for path in paths for folder in find_runs(path)))
-    groups: dict[str, list[Run]] = {}
-    for run in map(read_run, folders):
+    folders = list(dict.fromkeys(folder for path in paths for folder in find_folders(path)))
+    groups: dict[str, list[ReportedRun]] = {}
+    for folder in folders:
+        run = ReportedRun(RunFolder(folder))
         groups.setdefault(json.dumps(_binding(run.config), sort_keys=True), []).append(run)
     ordered = [tuple(sorted(runs, key=lambda run: run.config.seed)) for runs in groups.values()]
     labels = _labels([runs[0].config for runs in ordered])
     return [Group(at, label, runs) for at, (label, runs) in enumerate(zip(labels, ordered, strict=True))]
 
 
-def find_runs(path: Path) -> list[Path]:
-    """The run folders that a path stands for."""
-    if not path.is_dir():
-        raise RunError(f"{path}: no such folder; expected a run folder, or one that holds run folders")
-    if RunFolder(path).config.exists():
-        if not RunFolder(path).rows():
-            raise RunError(f"{path}: has no finished round yet; expected at least one line in metrics.jsonl")
-        return [path]
-    begun = [file.parent for file in path.rglob("config.toml")]
-    found = [folder for folder in begun if RunFolder(folder).rows()]
-    if begun and not found:
-        raise RunError(f"{path}: holds {len(begun)} run folder(s) but no finished round yet")
-    if not found:
-        raise RunError(
-            f"{path}: not a run folder (no config.toml), nor does it hold any; expected what incofl run wrote"
-        )
-    return sorted(found, key=_natural)
+def find_folders(path: Path) -> list[Path]:
+    """The run folders that a path stands for; in a folder of runs, those without a finished round are left out."""
+    inside = [] if RunFolder(path).config.exists() else [file.parent for file in path.rglob("config.toml")]
+    begun = sorted((folder for folder in inside if RunFolder(folder).rows()), key=_natural)
+    if not inside:
+        Run.open(path)  # says what is wrong with it
+    elif not begun:
+        raise RunError(f"{path}: holds {len(inside)} run folder(s) but no finished round, expected at least one")
+    return begun or [path]
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Sorts s2 before s10."""
     return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", str(path))]
-
-
-def read_run(path: Path) -> Run:
-    """The records of a run; of one that is going on, those so far."""
-    folder = RunFolder(path)
-    config, rows = make_config(read_toml(folder.config)), folder.rows()
-    summary = _json(folder.summary) or {}
-    current = summary.get("rounds") == len(rows)
-    return Run(
-        path=path,
-        config=config,
-        rows=rows,
-        environment=_json(folder.environment) or {},
-        status=str(summary["status"]) if current else "unfinished",
-        levels=summary.get("levels") or _levels_in_use(config, rows),
-        similarity=_json(path / "analysis" / "similarity.json"),
-    )
 
 
 def _json(path: Path) -> dict[str, Any] | None:

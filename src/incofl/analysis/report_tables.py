@@ -8,7 +8,7 @@ from typing import Any
 
 from incofl.analysis.report_figures import percent
 from incofl.analysis.report_page import Cells, scroll, table
-from incofl.analysis.report_runs import Group, Run, Sizes, plain
+from incofl.analysis.report_runs import Group, ReportedRun, Sizes, plain
 from incofl.config import Config
 from incofl.engine.compare import percent as spread_in_percent
 from incofl.resources import human
@@ -40,7 +40,7 @@ def _known(value: float | None) -> str:
     return NONE if value is None else f"{100 * value:.1f}"
 
 
-def _run_line(run: Run, levels: Sequence[int]) -> list[str]:
+def _run_line(run: ReportedRun, levels: Sequence[int]) -> list[str]:
     s = run.summary
     return [
         f"{s['rounds']} of {run.config.rounds}",
@@ -51,14 +51,14 @@ def _run_line(run: Run, levels: Sequence[int]) -> list[str]:
 
 
 def _mean_line(group: Group, levels: Sequence[int]) -> list[str]:
-    def over(value: Callable[[Run], float | None]) -> str:
+    def over(value: Callable[[ReportedRun], float | None]) -> str:
         spread = group.spread(value)
         return NONE if spread is None else spread_in_percent(spread)
 
     def mean(key: str) -> float:
         return fmean(run.summary[key] for run in group.runs)
 
-    def level(number: int) -> Callable[[Run], float | None]:
+    def level(number: int) -> Callable[[ReportedRun], float | None]:
         return lambda run: run.last_ten(run.level(number))
 
     rounds = sorted({run.summary["rounds"] for run in group.runs})
@@ -226,7 +226,7 @@ def _percent(value: float | None) -> str:
     return NONE if value is None else percent(value)
 
 
-def tiles(run: Run) -> str:
+def tiles(run: ReportedRun) -> str:
     """The numbers of a single run that people look for first."""
     s = run.summary
     pairs = [

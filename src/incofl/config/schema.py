@@ -21,6 +21,7 @@ from incofl.methods.fedrolex import Rolex
 from incofl.methods.heterofl import HeteroFLOptions
 from incofl.methods.inclusivefl import InclusiveOptions
 from incofl.methods.moon import Moon
+from incofl.methods.noise import NoiseOptions
 from incofl.methods.scaffold import Scaffold
 from incofl.methods.scalefl import ScaleFL
 from incofl.models import find_family
@@ -29,7 +30,9 @@ from incofl.split import Kind
 
 Count = Annotated[int, Ge(1)]
 # Keys that may change when a run is resumed, for they cannot change its results.
-UNBOUND = frozenset({"rounds", "data.root", "engine.workers", "engine.trace", "engine.client_memory"})
+UNBOUND = frozenset(
+    {"rounds", "data.root", "engine.workers", "engine.trace", "engine.client_memory", "record.every", "record.window"}
+)
 
 
 @dataclass(frozen=True)
@@ -150,11 +153,31 @@ class EvalConfig:
 
     Attributes:
         every: evaluate after every so many rounds; the last round always is.
+        limit: use only so many test examples, drawn by the seed.
         measured: training images, drawn by the seed, on which static batch-norm statistics are measured.
     """
 
     every: Count = 1
+    limit: Count | None = None
     measured: Count = 5000
+
+
+@dataclass(frozen=True)
+class RecordConfig:
+    """What a run keeps for later analysis (``incofl analyze``) besides its last state.
+
+    Attributes:
+        every: keep the server's state before the first and after every so many rounds; 0: only the last.
+        window: the first and the last of some rounds after each of which the state is kept too, such as ``[40, 50]``.
+    """
+
+    every: Annotated[int, Ge(0)] = 0
+    window: tuple[Count, Count] | None = None
+
+    def keeps(self, round: int) -> bool:
+        """Whether the state after so many rounds is kept."""
+        in_window = self.window is not None and self.window[0] <= round <= self.window[1]
+        return in_window or (self.every > 0 and round % self.every == 0)
 
 
 @dataclass(frozen=True)
@@ -187,9 +210,11 @@ class Config:
     rolex: Rolex = field(default_factory=Rolex)
     scalefl: ScaleFL = field(default_factory=ScaleFL)
     inclusive: InclusiveOptions = field(default_factory=InclusiveOptions)
+    noise: NoiseOptions = field(default_factory=NoiseOptions)
     aggregate: AggregateConfig = field(default_factory=AggregateConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
 
     def __post_init__(self) -> None:
         """Checks what concerns more than one field, and fills in what follows from the data set."""
@@ -242,6 +267,8 @@ class Config:
             raise ConfigError(f"buffers: got 'static', expected another: {method.name} evaluates while it trains")
         if isinstance(method.client, Moon) and self.engine.compile:
             raise ConfigError(f"engine.compile: got true, expected false: {method.name} looks into the model")
+        if (window := self.record.window) is not None and window[0] > window[1]:
+            raise ConfigError(f"record.window: got {list(window)}, expected the first round before the last")
         object.__setattr__(self, "method", method.name)
         object.__setattr__(self, "data", data)
         object.__setattr__(self, "model", model)

@@ -22,14 +22,15 @@ from incofl.data import (
     natural_partition,
 )
 from incofl.engine.federation import ClientLevels, Federation
-from incofl.engine.seeds import Purpose, numpy_rng, seed_of
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.method import BufferPolicy, Method, Weighting
 from incofl.methods import find_method
+from incofl.methods.noise import UploadNoise
 from incofl.models import Model, ModelOptions, make_model
 from incofl.models.pretrained import with_pretrained
 from incofl.models.resnet import Stem
+from incofl.seeds import Purpose, numpy_rng, seed_of, torch_rng
 from incofl.split import Kind, Splitter, check_ratios, make_exit_splitter, make_splitter, num_depths
 
 _Part = TypeVar("_Part")
@@ -106,6 +107,7 @@ def build_method(config: Config) -> Method:
         method,
         client=_configured(method.client, config),
         server=_configured(server, config),
+        uploads=(UploadNoise(config.noise, config.seed),) if config.noise.uploads else (),
         transforms=tuple(_configured(transform, config) for transform in method.transforms),
     )
 
@@ -115,6 +117,8 @@ def _configured(part: _Part, config: Config) -> _Part:
     sections = {type(section): section for section in vars(config).values()}
     if type(part) in sections:
         return cast(_Part, sections[type(part)])
+    if hasattr(part, "seed"):
+        part = cast(_Part, dataclasses.replace(cast(Any, part), seed=config.seed))
     options = getattr(part, "options", None)
     if type(options) in sections:
         return cast(_Part, dataclasses.replace(cast(Any, part), options=sections[type(options)]))
@@ -125,7 +129,11 @@ def build_data(config: Config) -> Dataset:
     """The data set, read from ``data.root``."""
     seed = seed_of(config.seed, Purpose.LIMIT)
     root = Path(config.data.root).expanduser()
-    return load_dataset(config.data.name, root, config.data.limit, seed, config.data.side)
+    data = load_dataset(config.data.name, root, config.data.limit, seed, config.data.side)
+    if config.eval.limit is not None and config.eval.limit < len(data.test):
+        chosen = torch.randperm(len(data.test), generator=torch_rng(config.seed, Purpose.TEST_LIMIT))
+        data = dataclasses.replace(data, test=data.test.pick(chosen[: config.eval.limit].sort().values))
+    return data
 
 
 def build_partition(config: Config, data: Dataset) -> Sequence[Tensor]:

@@ -99,10 +99,7 @@ def compare(
         jobs: runs at a time, each in a process of its own with one worker.
         watch: gives whoever watches an arm, where one run at a time is made.
     """
-    for config in configs.values():  # an impossible arm is refused before the first run
-        model = build_model(config)
-        build_splitter(config, model)
-        build_method(config).client.check(model.template, model.example(2))
+    check_arms(configs)
     if jobs == 1:
         for arm, config in configs.items():
             run(config, folder_of(out, arm), resume=True, progress=watch(arm) if watch else None)
@@ -116,6 +113,14 @@ def compare(
         with atomic_write(out / f"comparison.{suffix}") as file:
             file.write(text.encode())
     return results
+
+
+def check_arms(configs: Mapping[Arm, Config]) -> None:
+    """Refuses an impossible arm before the first run."""
+    for config in configs.values():
+        model = build_model(config)
+        build_splitter(config, model)
+        build_method(config).client.check(model.template, model.example(2))
 
 
 def folder_of(out: Path, arm: Arm) -> Path:
@@ -152,16 +157,13 @@ def summarise(configs: Mapping[Arm, Config], out: Path) -> list[Result]:
     def over_seeds(method: str, value: Callable[[list[Row]], float]) -> list[float]:
         return [value(rows[method, seed]) for seed in seeds]
 
-    def tail(evaluated: list[Row]) -> float:
-        return float(np.mean([row["accuracy"] for row in last_ten(evaluated)]))
-
     def tail_of(position: int) -> Callable[[list[Row]], float]:
         return lambda evaluated: float(np.mean([r["accuracy_by_level"][position] for r in last_ten(evaluated)]))
 
     results = []
-    reference = over_seeds(methods[0], tail)
+    reference = over_seeds(methods[0], last_ten_of)
     for method in methods:
-        values = over_seeds(method, tail)
+        values = over_seeds(method, last_ten_of)
         summary = json.loads(RunFolder(folder_of(out, (method, seeds[0]))).summary.read_text())
         results.append(
             Result(
@@ -174,6 +176,12 @@ def summarise(configs: Mapping[Arm, Config], out: Path) -> list[Result]:
             )
         )
     return results
+
+
+def last_ten_of(rows: Sequence[Row], rounds: int = 10) -> float:
+    """The mean accuracy of the evaluations in the last ten rounds, or so many."""
+    evaluated = [row for row in rows if row["accuracy"] is not None]
+    return float(np.mean([row["accuracy"] for row in last_ten(evaluated, rounds)]))
 
 
 def _evaluated(out: Path, arm: Arm) -> list[Row]:

@@ -8,6 +8,7 @@ summary.json              the result
 trace.json                a timeline, with engine.trace
 checkpoint/state.safetensors   the server after the last finished round
 checkpoint/clients/            what clients remember, for methods that need it
+snapshots/round-000010.safetensors   the server after earlier rounds, with record.every or record.window
 """
 
 import contextlib
@@ -54,6 +55,17 @@ class RunFolder:
     def memories(self) -> Path:
         """What clients remember, for methods that need it."""
         return self.path / "checkpoint" / "clients"
+
+    def snapshot(self, round: int) -> Path:
+        """The state after some earlier round, with ``record``."""
+        return self.path / "snapshots" / f"round-{round:06d}.safetensors"
+
+    def snapshots(self) -> dict[int, Path]:
+        """The states that were kept, by round."""
+        found = {
+            int(path.stem.removeprefix("round-")): path for path in self.snapshot(0).parent.glob("round-*.safetensors")
+        }
+        return dict(sorted(found.items()))
 
     @property
     def metrics(self) -> Path:
@@ -181,9 +193,9 @@ def _difference(theirs: Config, ours: Config) -> str:
     return f"{key} is {a.get(key)!r} there, {b[key]!r} here"
 
 
-def last_ten(evaluated: list[Row]) -> list[Row]:
-    """The evaluations in the last ten rounds, at least the last one."""
-    return [row for row in evaluated if row["round"] > evaluated[-1]["round"] - 10]
+def last_ten(evaluated: list[Row], rounds: int = 10) -> list[Row]:
+    """The evaluations in the last ten rounds, or so many, at least the last one."""
+    return [row for row in evaluated if row["round"] > evaluated[-1]["round"] - rounds]
 
 
 def summarise(rows: list[Row], config: Config, levels: list[int], status: str) -> dict[str, Any]:

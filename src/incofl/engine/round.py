@@ -17,9 +17,9 @@ from incofl.tensors import Tensors, all_finite, num_bytes
 def run_round(server: Server, method: Method, jobs: Sequence[Job], executor: Executor, tally: "Tally") -> Server:
     """One round: train the slices of the cohort, covered mean per position, transforms (InCo), add to the server."""
     arrivals = tally.accept(executor.train(server, jobs))  # lazily: an upload is added up when it arrives
-    changes = method.server.aggregate(server, arrivals)
+    changes = method.server.aggregate(server, method.received(arrivals, server.round))
     for transform in method.transforms:
-        changes, tally.records[transform.name] = changes.transformed(transform, server.layout)
+        changes, tally.records[transform.name] = changes.transformed(transform, server.layout, server.round)
     return server.advance(changes)
 
 

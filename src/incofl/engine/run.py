@@ -109,6 +109,8 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
         folder.save_environment()
     progress.started(config, federation, rows)
 
+    if server.round == 0 and config.record.keeps(0):
+        save_checkpoint(folder.snapshot(0), server, identity)
     status = "interrupted"
     trace = Trace(on=config.engine.trace)
     executor = make_executor(config, federation, config.rounds - server.round, trace, store)
@@ -124,6 +126,8 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
             with trace.span("records, checkpoint"):
                 folder.append(row)
                 store.save()
+                if config.record.keeps(server.round):
+                    save_checkpoint(folder.snapshot(server.round), server, identity)
                 save_checkpoint(folder.checkpoint, server, identity, store.manifest)
                 store.saved()
             rows.append(row)

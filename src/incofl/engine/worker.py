@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from incofl.client import Given, Score, Trained, evaluate, measure_buffers, train
 from incofl.data import eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
-from incofl.engine.seeds import Purpose, seed_of, torch_rng
+from incofl.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
 from incofl.split import submodel
 from incofl.tensors import Tensors

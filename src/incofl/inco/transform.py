@@ -5,7 +5,7 @@ from typing import Literal
 
 from incofl.inco.cross_layer import Mixing, Products
 from incofl.layout import Layout
-from incofl.tensors import Tensors
+from incofl.tensors import Tensors, norm
 
 Record = dict[str, dict[str, float]]
 
@@ -35,7 +35,7 @@ class InCo(Mixing):
 
     name = "inco"
 
-    def __call__(self, update: Tensors, layout: Layout) -> tuple[Tensors, Record]:
+    def __call__(self, update: Tensors, layout: Layout, round: int = 0) -> tuple[Tensors, Record]:
         """The update, mixed in place, and per mixed tensor the coefficients of this round.
 
         All mixing reads the unmixed update (no chains). A pair of which no client of the cohort held the deep or the
@@ -53,8 +53,9 @@ class InCo(Mixing):
         record = Record()
         for deep, shallow in pairs.items():
             p = self.products(update[deep], references[shallow], alpha[shallow])
+            before = update[deep].clone()
             self.combine_(update[deep], references[shallow], p)
-            record[deep] = self._describe(p)
+            record[deep] = self._describe(p) | {"norm_change": norm(before.sub_(update[deep]))}
         return update, record
 
     def _describe(self, p: Products) -> dict[str, float]:

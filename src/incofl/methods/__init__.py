@@ -13,6 +13,7 @@ from incofl.methods.fedrolex import fedrolex
 from incofl.methods.heterofl import heterofl
 from incofl.methods.inclusivefl import inclusivefl
 from incofl.methods.moon import heteromoon, moon
+from incofl.methods.noise import DeepNoise
 from incofl.methods.scaffold import heteroscaffold, scaffold
 from incofl.methods.scalefl import scalefl
 
@@ -46,8 +47,16 @@ def _with_inco(method: Method) -> Method:
     return dataclasses.replace(extended, name=name, summary=f"{method.name} with InCo Aggregation")
 
 
+def _with_noise(method: Method) -> Method:
+    return dataclasses.replace(
+        method.then(DeepNoise()), summary=f"{method.name} with Gaussian noise where InCo mixes, for comparison"
+    )
+
+
 _INCO = {method.name: _with_inco(method) for method in _METHODS if method.extensible}
-_TABLE = {method.name: method for method in (*_METHODS, *_INCO.values())}
+# A baseline of the paper for the methods that it extends.
+_NOISE = [_with_noise(method) for method in _METHODS if method.name in _PAPER_NAMES]
+_TABLE = {method.name: method for method in (*_METHODS, *_INCO.values(), *_NOISE)}
 
 
 class MethodTable(Mapping[str, Method]):

@@ -16,6 +16,9 @@ class Purpose(IntEnum):
     TRAINING = 4
     MEASURING = 5
     LAYERS = 6
+    UPLOAD_NOISE = 7
+    DEEP_NOISE = 8
+    TEST_LIMIT = 9
 
 
 def numpy_rng(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

@@ -1,0 +1,73 @@
+"""Gaussian noise: on uploads, to see how a method bears it, and on deep layers, as a baseline for InCo.
+
+Both are measured in standard deviations of what they disturb, tensor by tensor, as in the paper ("noise with standard
+deviations following the gradients"); its code for them is not published.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+from annotated_types import Ge
+
+from incofl.layout import Layout
+from incofl.method import Upload
+from incofl.seeds import Purpose, torch_rng
+from incofl.server import Record
+from incofl.tensors import Tensors, norm
+
+
+@dataclass(frozen=True)
+class NoiseOptions:
+    """How much Gaussian noise is added, as a share of the standard deviation of each tensor.
+
+    Attributes:
+        uploads: to the update that every client sends, whatever the method; 0: none.
+        deep: to the aggregated update of the deep layers, by methods called ``NAME+noise``.
+    """
+
+    uploads: Annotated[float, Ge(0)] = 0.0
+    deep: Annotated[float, Ge(0)] = 1.0
+
+
+@dataclass(frozen=True)
+class UploadNoise:
+    """Noise on the update that a client sends: a transform of uploads. Buffers and extra uploads stay as they are."""
+
+    options: NoiseOptions = field(default_factory=NoiseOptions)
+    seed: int = 0
+
+    name = "noise"
+
+    def __call__(self, upload: Upload, round: int) -> Upload:
+        """The upload with a disturbed update, in the memory of the given one."""
+        rng = torch_rng(self.seed, Purpose.UPLOAD_NOISE, round, upload.client)
+        for name in sorted(upload.update):
+            add_noise_(upload.update[name], self.options.uploads, rng)
+        return upload
+
+
+@dataclass(frozen=True)
+class DeepNoise:
+    """Noise where InCo would mix: a transform of the aggregated update of the deep layers."""
+
+    options: NoiseOptions = field(default_factory=NoiseOptions)
+    seed: int = 0
+
+    name = "noise"
+
+    def __call__(self, update: Tensors, layout: Layout, round: int) -> tuple[Tensors, Record]:
+        """The update, disturbed in place, and the norms of the update and of the noise."""
+        rng = torch_rng(self.seed, Purpose.DEEP_NOISE, round)
+        record = Record()
+        for name in sorted(layout.shallow.keys() & update.keys()):
+            before = norm(update[name])
+            record[name] = {"norm_deep": before, "norm_change": add_noise_(update[name], self.options.deep, rng)}
+        return update, record
+
+
+def add_noise_(tensor: torch.Tensor, share: float, rng: torch.Generator) -> float:
+    """Adds noise with ``share`` of the tensor's standard deviation, in place; returns its Frobenius norm."""
+    noise = torch.randn(tensor.shape, generator=rng).to(tensor).mul_(share * float(tensor.std(correction=0)))
+    tensor.add_(noise)
+    return norm(noise)
