@@ -12,6 +12,7 @@ from incofl.analysis.report_fleet import cohorts, fleet, sizes
 from incofl.analysis.report_layers import coefficients, similarity
 from incofl.analysis.report_page import Section, page
 from incofl.analysis.report_runs import Group, read_groups
+from incofl.analysis.report_traffic import communication
 from incofl.engine.checkpoint import atomic_write
 
 
@@ -44,7 +45,7 @@ def _sections(groups: Sequence[Group]) -> list[Section]:
     if mixed := coefficients(groups):
         sections.append(Section("inco", "InCo's coefficients", mixed))
     sections += [
-        Section("communication", "Communication and time", figures.communication(groups)),
+        Section("communication", "Communication and time", communication(groups)),
         Section("sizes", "Sizes", sizes(groups), before=tables.sizes(groups)),
         Section("clients", "Clients", cohorts(groups), after=tables.rejected(groups)),
     ]
