@@ -42,7 +42,9 @@ def test_every_round_is_written_once_also_when_resumed(tmp_path: Path) -> None:
     assert found["loss/train"] == steps_and(rows, "loss")
     assert found["round/bytes_up"] == steps_and(rows, "bytes_up")
     for level in range(3):
-        by_level = [(row["round"], pytest.approx(row["accuracy_by_level"][level], rel=1e-6)) for row in rows]
+        by_level: list[tuple[int, Any]] = [
+            (row["round"], pytest.approx(row["accuracy_by_level"][level], rel=1e-6)) for row in rows
+        ]
         assert found[f"accuracy/level_{level}"] == by_level
     mixed = [(row["round"], name, entry["theta"]) for row in rows for name, entry in row["inco"].items()]
     assert mixed
