@@ -60,7 +60,7 @@ class Browser:
                 assert "error" not in answer, answer
                 return answer["result"]
 
-    def _read(self, patience: float = 60) -> dict[str, Any]:
+    def _read(self, patience: float = 120) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._in], [], [], patience)
             assert ready, "Chromium does not answer"
@@ -93,7 +93,7 @@ class Browser:
         self.call("Page.navigate", url=path.resolve().as_uri())
         self.wait(f"location.protocol === 'file:' && document.readyState === 'complete' && ({ready})")
 
-    def wait(self, condition: str, patience: float = 20) -> None:
+    def wait(self, condition: str, patience: float = 120) -> None:
         """Until an expression is true."""
         end = time.monotonic() + patience
         while not self.evaluate(f"Boolean({condition})"):

@@ -43,10 +43,22 @@
     }, { displayModeBar: false, doubleClick: "reset", showTips: false });
   }
 
+  // What is far from view is drawn when it comes near: a page may hold a hundred figures.
+  const stale = new Set(panels), near = new Set();
+  const fresh = panel => { if (stale.delete(panel)) { draw(panel); delete panel.plot.dataset.stale; } };
   function drawAll() {
     known = {};
-    return Promise.all(panels.map(draw));
+    for (const panel of panels) { stale.add(panel); panel.plot.dataset.stale = "true"; }
+    (root.classList.contains("printing") ? panels : [...near]).forEach(fresh);
   }
+  const owner = new Map(panels.map(panel => [panel.plot, panel]));
+  const watch = new IntersectionObserver(entries => {
+    for (const { target, isIntersecting } of entries) {
+      const panel = owner.get(target);
+      if (isIntersecting) { near.add(panel); fresh(panel); } else near.delete(panel);
+    }
+    root.dataset.drawn = "true";
+  }, { rootMargin: "300px" });
 
   // The scheme: that of the system until the reader chooses.
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -97,6 +109,7 @@
       if (event.key === "Escape") { Plotly.Fx.unhover(plot); at = -1; }
       if (!step) return;
       event.preventDefault();
+      fresh(owner.get(plot));
       const main = plot.data.filter(trace => trace.hoverinfo !== "skip" && trace.x?.length);
       if (!main.length) return;
       const count = Math.max(...main.map(trace => trace.x.length));
@@ -162,6 +175,7 @@
       if (details.open && !place.childElementCount) place.append(...figure.panels.map(panel => table(panel, figure)));
     });
     card.querySelector("button").addEventListener("click", () => {
+      panels.filter(panel => panel.figure === figure).forEach(fresh);
       figure.panels.forEach((panel, at) => Plotly.downloadImage(`figure-${figure.id}-${at}`, {
         format: "svg", filename: figure.panels.length > 1 ? `${figure.id}-${at}` : figure.id,
       }));
@@ -170,5 +184,6 @@
 
   name();
   root.classList.toggle("printing", matchMedia("print").matches);
-  drawAll().then(() => { root.dataset.drawn = "true"; });
+  if (root.classList.contains("printing")) drawAll();
+  for (const { plot } of panels) watch.observe(plot);
 })();
