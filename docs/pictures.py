@@ -4,9 +4,11 @@ usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accur
        python docs/pictures.py buffers               docs/images/buffers-*.png: from experiments/results/buffers-*.json
        python docs/pictures.py timeline RUN_FOLDER   docs/images/timeline.png: the last round of a run with engine.trace
        python docs/pictures.py curves NAME           docs/images/NAME.png: from experiments/results/NAME.json (compare)
+       python docs/pictures.py report PAGE.html      docs/images/report.png: the top of a report, as Chromium shows it
 """
 
 import json
+import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -133,6 +135,19 @@ def timeline(folder: Path) -> None:
     save(figure, "timeline.png")
 
 
+def report(page: Path) -> None:
+    """The top of a page that incofl report wrote."""
+    options = [
+        "--headless=new",
+        "--no-sandbox",
+        "--hide-scrollbars",
+        "--window-size=1280,1290",
+        "--virtual-time-budget=9000",
+    ]
+    picture = f"--screenshot={IMAGES / 'report.png'}"
+    subprocess.run(["chromium", *options, picture, page.resolve().as_uri()], check=True)
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["demo", folder]:
@@ -144,5 +159,7 @@ if __name__ == "__main__":
             timeline(Path(folder))
         case ["curves", name]:
             curves(name)
+        case ["report", page]:
+            report(Path(page))
         case _:
             sys.exit(__doc__)
