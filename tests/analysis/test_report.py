@@ -161,6 +161,29 @@ def test_many_rounds_are_thinned_and_end_where_they_end() -> None:
     assert len({b - a for a, b in pairwise(x)}) == 1
 
 
+def test_a_page_of_many_long_runs_stays_light(tmp_path: Path) -> None:
+    """Five seeds each of two configs, 500 rounds, 20 mixed tensors of made-up numbers."""
+    entry = {
+        "theta": 0.123456789,
+        "beta": 1e-6,
+        "beta_positive": 0.512345678,
+        "norm_deep": 1.2345678,
+        "norm_shallow": 1.0,
+    }
+    mixed = {"inco": {f"layer{i}.conv.weight": entry for i in range(20)}}
+    for alpha in (1, 2):
+        for seed in range(5):
+            folder = RunFolder(
+                folder_of(tmp_path / f"{alpha}-{seed}", [0.123456789], f"seed={seed}", f"data.alpha={alpha}")
+            )
+            (row,) = folder.rows()
+            lines = [json.dumps(row | mixed | {"round": number}) for number in range(1, 501)]
+            folder.metrics.write_text("\n".join(lines) + "\n")
+    groups = read_groups([tmp_path])
+    assert [len(group.runs) for group in groups] == [5, 5]
+    assert len(make_page(groups).encode()) < LIMIT
+
+
 def test_what_others_wrote_cannot_break_the_page(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
     path = folder_of(tmp_path / "r", [0.5])

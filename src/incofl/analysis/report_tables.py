@@ -25,9 +25,7 @@ def results(groups: Sequence[Group]) -> str:
     for group in groups:
         several = len(group.runs) > 1
         if several:
-            rows.append(
-                Cells([f"{group.label}, {len(group.runs)} seeds", *_mean_line(group, levels)], "group", group.index)
-            )
+            rows.append(Cells([group.label, *_mean_line(group, levels)], "group", group.index))
         for run in group.runs:
             seed = f"seed {run.config.seed}"
             name = [seed] if several else [f"{group.label}, {seed}"]
