@@ -3,11 +3,13 @@
 usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accuracy by level over the rounds of one run
        python docs/pictures.py buffers               docs/images/buffers-*.png: from experiments/results/buffers-*.json
        python docs/pictures.py timeline RUN_FOLDER   docs/images/timeline.png: the last round of a run with engine.trace
+       python docs/pictures.py analysis RUN_FOLDER   docs/images/analysis-*.png: what incofl analyze drew for one run
        python docs/pictures.py curves NAME           docs/images/NAME.png: from experiments/results/NAME.json (compare)
        python docs/pictures.py report PAGE.html      docs/images/report.png: the top of a report, as Chromium shows it
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -157,6 +159,9 @@ if __name__ == "__main__":
                 buffers(path.stem.removeprefix("buffers-"))
         case ["timeline", folder]:
             timeline(Path(folder))
+        case ["analysis", folder]:
+            for path in sorted((Path(folder) / "analysis").glob("*.png")):
+                shutil.copy(path, IMAGES / f"analysis-{path.name}")
         case ["curves", name]:
             curves(name)
         case ["report", page]:

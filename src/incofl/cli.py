@@ -16,6 +16,7 @@ from click import ClickException
 from rich.table import Table
 
 import incofl
+from incofl.cli_analysis import analyze
 from incofl.cli_data import data_app
 from incofl.cli_report import report
 from incofl.cli_reproduce import reproduce_command
@@ -41,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.command()(analyze)
 app.command()(report)
 app.command("reproduce")(reproduce_command)
 

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from incofl.display import CompareDisplay, comparison_table, make_console
 from incofl.errors import ConfigError
 from incofl.reproduce import SCALES, STUDIES, load_scale, load_study
 from incofl.reproduce.run import arms_of, lines, reproduce, save
-from incofl.reproduce.study import cells
+from incofl.reproduce.study import Cell, cells
 
 
 def reproduce_command(
@@ -71,7 +72,20 @@ def reproduce_command(
         console.print(f"scale {scale}: {chosen.summary}", highlight=False)
         if study.note:
             console.print(study.note, highlight=False)
+        if study.name == "case-study":
+            _observe(console, table, folder, chosen.tail)
         console.print(f"table in {markdown}, run folders in {folder / 'runs'}", soft_wrap=True)
+
+
+def _observe(console: Console, table: list[Cell], folder: Path, tail: int) -> None:
+    """The case study's observations, which need its runs analysed."""
+    from incofl.reproduce import observations  # matplotlib and scikit-learn are not for the others to wait for
+
+    with console.status("looking at the clients' models") as status:
+        found = observations.cases(table, folder, tail, lambda what: status.update(what))
+    observed = observations.observe(found)
+    console.print(comparison_table(observations.lines(observed), "the paper's observations"))
+    console.print(f"observations in {observations.save(found, observed, folder)}", soft_wrap=True)
 
 
 def _list() -> None:

@@ -19,6 +19,7 @@ class Purpose(IntEnum):
     UPLOAD_NOISE = 7
     DEEP_NOISE = 8
     TEST_LIMIT = 9
+    ANALYSIS = 10
 
 
 def numpy_rng(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

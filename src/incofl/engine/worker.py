@@ -65,8 +65,8 @@ class Worker:
         )
         rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
         batches = local_batches(f.data.train, f.partition[job.client], f.data.pipeline, f.local, rng)
-        module = self._module(job.level, job.round)
-        on_device = ((self._input(module, x), y.to(f.device)) for x, y in batches)
+        module = self.module(job.level, job.round)
+        on_device = ((self.input(module, x), y.to(f.device)) for x, y in batches)
         with one_thread(), own_randomness(seed_of(f.seed, Purpose.LAYERS, job.round, job.client)):
             return train(module, given, on_device, f.method.client, f.local, into)
 
@@ -75,8 +75,8 @@ class Worker:
         f = self._federation
         state = self._on_device(f.current_slice(job.level, server).look(server.state(job.level)))
         part = f.data.test.pick(slice(job.start, job.start + EVAL_CHUNK))
-        module = self._module(job.level, server.round)
-        batches = ((self._input(module, x), y.to(f.device)) for x, y in eval_batches(part, f.data.pipeline))
+        module = self.module(job.level, server.round)
+        batches = ((self.input(module, x), y.to(f.device)) for x, y in eval_batches(part, f.data.pipeline))
         # Compiling for another mode and batch size would take longer than an evaluation.
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
             return evaluate(module, state, batches)
@@ -88,12 +88,13 @@ class Worker:
         images = f.data.train
         chosen = torch.randperm(len(images), generator=torch_rng(f.seed, Purpose.MEASURING, 0))[: f.measured]
         parts = chosen.tensor_split(-(-len(chosen) // MEASURED_BATCH))  # of equal weight, so of equal size
-        module = self._module(job.level, server.round)
-        batches = (self._input(module, f.data.pipeline.test(images.x[part])) for part in parts)
+        module = self.module(job.level, server.round)
+        batches = (self.input(module, f.data.pipeline.test(images.x[part])) for part in parts)
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
             return measure_buffers(module, state, batches)
 
-    def _module(self, level: int, round: int) -> nn.Module:
+    def module(self, level: int, round: int) -> nn.Module:
+        """The sub-model of a level, with the values of its last use."""
         if level not in self._modules:
             f = self._federation
             module = submodel(f.model.template, f.model.layout, f.slice(level, round))
@@ -103,7 +104,8 @@ class Worker:
                 module.compile()  # happens at the first batch
         return self._modules[level]
 
-    def _input(self, module: nn.Module, x: Tensor) -> Tensor:
+    def input(self, module: nn.Module, x: Tensor) -> Tensor:
+        """A batch where a module computes, and in the layout in which it does."""
         layout = layout_of(module) if x.dim() == 4 else torch.contiguous_format
         return x.to(self._federation.device, memory_format=layout)
 

@@ -1,0 +1,134 @@
+"""``incofl analyze`` as a user meets it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from incofl.analysis.clients import Member
+from incofl.analysis.features import own_neighbours, three_sizes
+from incofl.engine.run import run as run_federation
+from tests.federations import tiny_config
+from tests.shell import Shell
+from tests.texts import text_config, write_shakespeare
+
+FEW = ("--clients", 4, "--examples", 40, "--history", 3)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods and two seeds, as ``incofl compare`` leaves them."""
+    out = tmp_path_factory.mktemp("comparison")
+    for method in ("heteroavg", "incoavg"):
+        for seed in (0, 1):
+            config = tiny_config(f"method={method}", f"seed={seed}", "data.limit=120", "rounds=3", "record.every=1")
+            run_federation(config, out / f"{method}-s{seed}")
+    return out
+
+
+def pictures(folder: Path) -> set[str]:
+    """The figures in a folder; each is a picture in which something is drawn."""
+    for path in folder.glob("*.png"):
+        with Image.open(path) as image:
+            assert min(image.size) > 300, path
+            assert len(set(np.asarray(image.convert("L")).flat)) > 20, path
+    return {path.name for path in folder.glob("*.png")}
+
+
+def test_one_run(comparison: Path, tmp_path: Path, incofl: Shell) -> None:
+    run = shutil.copytree(comparison / "incoavg-s0", tmp_path / "run")
+    code, out, err = incofl("analyze", run, *FEW, "--only", "similarity,features")
+    assert (code, err) == (0, "")
+    assert "layer2" in out
+    assert f"wrote {run}/analysis/similarity.json" in out.replace("\n", "")
+    expected = {"similarity.png", "similarity-heatmaps.png", "similarity-accuracy.png", "features.png"}
+    assert pictures(run / "analysis") == expected
+    found = json.loads((run / "analysis" / "similarity.json").read_text())
+    assert (found["round"], found["examples"], found["points"]) == (3, 40, ["layer1", "layer2"])
+    assert [entry["round"] for entry in found["history"]] == [1, 2, 3]
+    assert len(found["cka"]) == 2
+    assert [len(row) for row in found["cka"][0]] == [4] * 4
+    assert [client["level"] for client in found["clients"]] == [0, 0, 1, 2]
+    assert found["within_level"][0] == pytest.approx(found["cka"][0][0][1])
+    features = json.loads((run / "analysis" / "features.json").read_text())
+    assert [client["level"] for client in features["clients"]] == [0, 1, 2]
+    assert 0 <= features["own_neighbours"] <= 1
+
+
+def test_several_runs(comparison: Path, tmp_path: Path, incofl: Shell) -> None:
+    code, _, err = incofl("analyze", comparison, *FEW, "--only", "similarity", "-o", tmp_path / "figures")
+    assert (code, err) == (0, "")
+    assert pictures(tmp_path / "figures") == {"similarity.png", "similarity-heatmaps.png", "similarity-accuracy.png"}
+    found = json.loads((tmp_path / "figures" / "similarity.json").read_text())
+    assert list(found["settings"]) == ["heteroavg", "incoavg"]
+    assert found["settings"]["incoavg"]["runs"] == ["incoavg-s0", "incoavg-s1"]
+    own = [
+        json.loads((comparison / f"{name}-s{seed}" / "analysis" / "similarity.json").read_text())["mean_by_depth"]
+        for name in ("heteroavg", "incoavg")
+        for seed in (0, 1)
+    ]
+    gaps = [np.subtract(own[2], own[0]), np.subtract(own[3], own[1])]
+    difference = found["differences"]["incoavg"]
+    assert (difference["to"], difference["seeds"]) == ("heteroavg", 2)
+    assert difference["mean_by_depth"] == pytest.approx(np.mean(gaps, 0), abs=2e-6)
+    assert difference["higher_in"] == [int(count) for count in np.sum(np.array(gaps) > 0, 0)]
+    assert found["deep_similarity_and_accuracy"]["runs"] == 4
+
+
+def test_what_cannot_be_analysed_is_said(tmp_path: Path, incofl: Shell) -> None:
+    """Without recorded rounds there is no course; texts without classes have no features of a class."""
+    write_shakespeare(tmp_path)
+    run_federation(text_config(tmp_path, "tiny-lstm", "rounds=1"), tmp_path / "run")
+    code, out, err = incofl("analyze", tmp_path / "run", *FEW, "--only", "similarity,features")
+    assert (code, err) == (0, "")
+    said = " ".join(out.split())
+    assert "1 recorded round(s), too few for its course; run it with record.every" in said
+    assert "its texts have no class of their own" in said
+    assert pictures(tmp_path / "run" / "analysis") == {"similarity.png", "similarity-heatmaps.png"}
+
+
+def test_errors_are_one_line(comparison: Path, tmp_path: Path, incofl: Shell) -> None:
+    run = comparison / "heteroavg-s0"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    shutil.copy(run / "config.toml", begun)
+    broken = shutil.copytree(run, tmp_path / "broken")
+    text = (broken / "config.toml").read_text()
+    (broken / "config.toml").write_text(
+        text.replace('name = "digits"', 'name = "mnist"').replace('"data"', '"nowhere"')
+    )
+    for arguments, expected in (
+        ((empty,), "holds no run"),
+        ((begun,), "holds no finished round"),
+        ((broken,), "nowhere"),
+        ((run, "--round", 7), "round 7 was not recorded, only 0, 1, 2, 3"),
+        ((run, "--only", "similarty"), "did you mean 'similarity'?"),
+        ((run, "--only", ""), "--only: got ''"),
+        ((run, "--examples", 5000), "--examples: got 5000"),
+    ):
+        code, _, err = incofl("analyze", *arguments, *(() if "--only" in arguments else ("--only", "similarity")))
+        assert code == 2, arguments
+        assert expected in err
+        assert err.count("\n") == 1
+
+
+def test_three_sizes_are_the_ends_and_the_middle() -> None:
+    members = [Member(client, level) for client, level in enumerate((0, 0, 1, 2, 3, 4))]
+    assert [member.level for member in three_sizes(members)] == [0, 2, 4]
+    assert [member.client for member in three_sizes(members[:2])] == [0, 1]
+    assert [member.level for member in three_sizes(members[:3])] == [0, 1]
+
+
+def test_neighbours() -> None:
+    """Two heaps far apart have only neighbours of their own; equal heaps have half, the point itself left out."""
+    g = np.random.default_rng(0)
+    heap, owner = g.normal(size=(40, 3)), np.repeat([0, 1], 40)
+    assert own_neighbours(np.concatenate([heap, heap + 100]), owner)[0] == 1
+    share, chance = own_neighbours(g.normal(size=(80, 3)), owner)
+    assert chance == 39 / 79
+    assert share == pytest.approx(chance, abs=0.08)
