@@ -5,10 +5,12 @@ usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accur
        python docs/pictures.py timeline RUN_FOLDER   docs/images/timeline.png: the last round of a run with engine.trace
        python docs/pictures.py analysis RUN_FOLDER   docs/images/analysis-*.png: what incofl analyze drew for one run
        python docs/pictures.py curves NAME           docs/images/NAME.png: from experiments/results/NAME.json (compare)
+       python docs/pictures.py report PAGE.html      docs/images/report.png: the top of a report, as Chromium shows it
 """
 
 import json
 import shutil
+import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -135,6 +137,19 @@ def timeline(folder: Path) -> None:
     save(figure, "timeline.png")
 
 
+def report(page: Path) -> None:
+    """The top of a page that incofl report wrote."""
+    options = [
+        "--headless=new",
+        "--no-sandbox",
+        "--hide-scrollbars",
+        "--window-size=1280,1290",
+        "--virtual-time-budget=9000",
+    ]
+    picture = f"--screenshot={IMAGES / 'report.png'}"
+    subprocess.run(["chromium", *options, picture, page.resolve().as_uri()], check=True)
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["demo", folder]:
@@ -149,5 +164,7 @@ if __name__ == "__main__":
                 shutil.copy(Path(folder) / "analysis" / f"{name}.png", IMAGES / f"analysis-{name}.png")
         case ["curves", name]:
             curves(name)
+        case ["report", page]:
+            report(Path(page))
         case _:
             sys.exit(__doc__)

@@ -18,6 +18,7 @@ from rich.table import Table
 import incofl
 from incofl.cli_analysis import analyze
 from incofl.cli_data import data_app
+from incofl.cli_report import report
 from incofl.cli_reproduce import reproduce_command
 from incofl.config import Config, load_config, presets
 from incofl.data import DATASETS
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command()(analyze)
+app.command()(report)
 app.command("reproduce")(reproduce_command)
 
 ConfigArgument = Annotated[

@@ -31,7 +31,10 @@ from incofl.split import Kind
 Count = Annotated[int, Ge(1)]
 # Keys that may change when a run is resumed, for they cannot change its results.
 UNBOUND = frozenset(
-    {"rounds", "data.root", "engine.workers", "engine.trace", "engine.client_memory", "record.every", "record.window"}
+    {
+        *("rounds", "data.root", "engine.workers", "engine.trace", "engine.client_memory"),
+        *("record.every", "record.window", "record.tensorboard"),
+    }
 )
 
 
@@ -164,15 +167,17 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class RecordConfig:
-    """What a run keeps for later analysis (``incofl analyze``) besides its last state.
+    """What a run keeps for later analysis (``incofl analyze``) and for onlookers besides its last state.
 
     Attributes:
         every: keep the server's state before the first and after every so many rounds; 0: only the last.
         window: the first and the last of some rounds after each of which the state is kept too, such as ``[40, 50]``.
+        tensorboard: write TensorBoard event files into the run folder; needs the extra ``tensorboard``.
     """
 
     every: Annotated[int, Ge(0)] = 0
     window: tuple[Count, Count] | None = None
+    tensorboard: bool = False
 
     def keeps(self, round: int) -> bool:
         """Whether the state after so many rounds is kept."""

@@ -6,6 +6,7 @@ partition.json            the examples of each client
 metrics.jsonl             a line a round
 summary.json              the result
 trace.json                a timeline, with engine.trace
+tensorboard/              event files, with record.tensorboard
 checkpoint/state.safetensors   the server after the last finished round
 checkpoint/clients/            what clients remember, for methods that need it
 snapshots/round-000010.safetensors   the server after earlier rounds, with record.every or record.window
@@ -91,6 +92,11 @@ class RunFolder:
     def trace(self) -> Path:
         """The timeline, with ``engine.trace``."""
         return self.path / "trace.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files, with ``record.tensorboard``."""
+        return self.path / "tensorboard"
 
     def check(self, config: Config, resume: bool) -> None:
         """Refuses a folder in which this run must not be started or continued."""

@@ -21,6 +21,7 @@ from incofl.engine.processes import WorkerProcesses
 from incofl.engine.records import Row, RunFolder, summarise
 from incofl.engine.round import Tally, run_round
 from incofl.engine.store import ClientStore
+from incofl.engine.tensorboard import TensorBoard, check_tensorboard
 from incofl.engine.trace import SERVER, Trace
 from incofl.errors import ConfigError
 from incofl.server import Server
@@ -83,6 +84,8 @@ def run(
     keep_freed_memory()
     folder = RunFolder(Path(out))
     folder.check(config, resume)
+    if config.record.tensorboard:
+        check_tensorboard()
     federation = build(config, folder.load_partition(config.data.clients), begun=folder.checkpoint.exists())
     with folder.locked():
         return _run(config, federation, folder, progress or Silent())
@@ -113,6 +116,7 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
         save_checkpoint(folder.snapshot(0), server, identity)
     status = "interrupted"
     trace = Trace(on=config.engine.trace)
+    board = TensorBoard(folder.tensorboard, federation.levels_in_use, rows, on=config.record.tensorboard)
     executor = make_executor(config, federation, config.rounds - server.round, trace, store)
     try:
         while server.round < config.rounds:
@@ -131,10 +135,12 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
                 save_checkpoint(folder.checkpoint, server, identity, store.manifest)
                 store.saved()
             rows.append(row)
+            board.add(row)
             progress.finished_round(row)
         status = "done"
     finally:
         executor.close()
+        board.close()
         # An interruption may have come between a record and its checkpoint, or right after that.
         rows = folder.keep_rows(checkpoint_round(folder.checkpoint))
         summary = summarise(rows, config, federation.levels_in_use, status)

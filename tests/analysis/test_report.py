@@ -1,0 +1,268 @@
+"""The report: what is on the page, from hand-made records and from real runs."""
+
+import json
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from incofl.analysis.report import make_page, write_report
+from incofl.analysis.report_figures import accuracy, by_level, thinned
+from incofl.analysis.report_fleet import cohorts
+from incofl.analysis.report_layers import coefficients
+from incofl.analysis.report_runs import read_groups
+from incofl.analysis.report_traffic import communication
+from incofl.engine.records import RunFolder
+from incofl.engine.run import run
+from tests.federations import tiny_config
+from tests.shell import Shell
+
+LIMIT = 8_000_000  # bytes of a page
+
+
+def folder_of(path: Path, accuracies: list[float], *overrides: str) -> Path:
+    """A run folder with some mean accuracies, 10 bytes up and 20 down a round, and three equal levels."""
+    folder = RunFolder(path)
+    path.mkdir(parents=True)
+    folder.save_config(tiny_config(*overrides))
+    for number, value in enumerate(accuracies, 1):
+        row = {"round": number, "accuracy": value, "accuracy_by_level": [value] * 3, "loss": 1.0, "test_loss": 1.0}
+        row |= {"clients": [0, 5], "rejected": [], "bytes_up": 10, "bytes_down": 20, "seconds": 0.5}
+        folder.append(row)
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods, one of them under two seeds."""
+    out = tmp_path_factory.mktemp("runs")
+    for method, seed in (("heteroavg", 0), ("incoavg", 0), ("incoavg", 1)):
+        run(tiny_config(f"method={method}", f"seed={seed}"), out / f"{method}-s{seed}")
+    return out
+
+
+def markup(page: str) -> str:
+    """The page without what its scripts hold."""
+    return re.sub(r"<script\b.*?</script>", "", page, flags=re.DOTALL)
+
+
+def figures_of(page: str) -> list[dict[str, Any]]:
+    (text,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+    found: list[dict[str, Any]] = json.loads(text)
+    return found
+
+
+def test_one_run(runs: Path, tmp_path: Path) -> None:
+    write_report([runs / "incoavg-s0"], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert len(page.encode()) < LIMIT
+    summary = json.loads((runs / "incoavg-s0" / "summary.json").read_text())
+    text = markup(page)
+    assert f"<dd>{100 * summary['accuracy']:.1f} %</dd>" in text
+    assert "<title>incoavg on digits</title>" in text
+    assert "3 of 3" in text
+    assert 'class="legend"' not in text  # nothing to choose from
+    environment = json.loads((runs / "incoavg-s0" / "environment.json").read_text())
+    assert environment["torch"] in text
+    ids = {figure["id"] for figure in figures_of(page)}
+    assert ids >= {"accuracy", "loss", "levels", "levels-last-ten", "theta", "beta", "inco-0", "bytes", "bytes-total"}
+    assert ids >= {"accuracy-bytes", "seconds", "sizes", "cohorts"}
+    assert "incofl analyze RUN" in text
+
+
+def test_nothing_is_loaded_from_elsewhere(runs: Path) -> None:
+    page = make_page(read_groups([runs]))
+    addresses = re.findall(r"""\b(?:src|href|data|srcset|action)\s*=\s*["']?([^"'\s>]+)""", markup(page))
+    assert addresses
+    assert all(address.startswith(("#", "data:")) for address in addresses), addresses
+    assert "@import" not in page.partition("</style>")[0]
+    assert "url(" not in page.partition("</style>")[0]
+    assert page.count("<script") == page.count("</script>") == 3
+
+
+def test_a_comparison_is_grouped_by_config(runs: Path) -> None:
+    groups = read_groups([runs])
+    assert [(group.label, [run.config.seed for run in group.runs]) for group in groups] == [
+        ("heteroavg", [0]),
+        ("incoavg", [0, 1]),
+    ]
+    page = make_page(groups)
+    assert len(page.encode()) < LIMIT
+    text = markup(page)
+    assert re.findall(r'data-group="(\d)">.*?</svg>(\w+)<', text) == [("0", "heteroavg"), ("1", "incoavg")]
+    assert '<th scope="row">seed</th><td class="text">0</td><td class="text">0, 1</td>' in text
+    assert '<th scope="row">method</th><td class="text">heteroavg</td><td class="text">incoavg</td>' in text
+
+
+def test_every_figure_is_one_that_plotly_knows(runs: Path) -> None:
+    """Names of attributes are checked by plotly itself, with colours in place of the page's variables."""
+    objects = pytest.importorskip("plotly.graph_objects")
+    page = make_page(read_groups([runs])).replace('"--diverging"', '"RdBu"')
+    for figure in figures_of(re.sub(r'"--[a-z0-9]+"', '"#123456"', page)):
+        for panel in figure["panels"]:
+            objects.Figure(data=panel["data"], layout=panel["layout"])
+        assert len(figure["alt"]) > 20
+        assert figure["caption"]
+
+
+def test_the_mean_is_of_the_rounds_that_all_seeds_have(tmp_path: Path) -> None:
+    """(0.2 + 0.4) / 2 = 0.3 and (0.4 + 0.8) / 2 = 0.6; the third round is of one seed alone."""
+    folder_of(tmp_path / "s2", [0.2, 0.4, 0.9], "seed=2")
+    folder_of(tmp_path / "s10", [0.4, 0.8], "seed=10")
+    (group,) = read_groups([tmp_path])
+    assert [run.path.name for run in group.runs] == ["s2", "s10"]
+    (panel,) = accuracy([group]).panels
+    first, second, mean = panel.data
+    assert (first["y"], second["y"]) == ([0.2, 0.4, 0.9], [0.4, 0.8])
+    assert (mean["name"], mean["x"], mean["y"]) == ("incoavg, mean of 2", [1, 2], [0.3, 0.6])
+    # Last ten: (0.2 + 0.4 + 0.9) / 3 = 0.5 and 0.6; their mean 0.55, deviation 0.1 / sqrt(2).
+    bars = by_level([group])[0].panels[0].data[0]
+    assert bars["y"] == pytest.approx([0.55] * 3)
+    assert bars["error_y"]["array"] == pytest.approx([0.1 / 2**0.5] * 3, rel=1e-4)
+
+
+def test_accuracy_against_bytes(tmp_path: Path) -> None:
+    """30 bytes a round, down and up together."""
+    folder_of(tmp_path / "r", [0.2, 0.4, 0.6])
+    figures = {figure.id: figure for figure in communication(read_groups([tmp_path / "r"]))}
+    (curve,) = figures["accuracy-bytes"].panels[0].data
+    assert (curve["x"], curve["y"]) == ([30, 60, 90], [0.2, 0.4, 0.6])
+    assert figures["bytes"].panels[0].data[0]["y"] == [30, 30, 30]
+    assert "90 B" in figures["bytes-total"].alt
+
+
+def test_runs_of_a_method_are_told_apart_by_their_keys(tmp_path: Path) -> None:
+    folder_of(tmp_path / "a", [0.1], "data.alpha=0.1")
+    folder_of(tmp_path / "b", [0.1], "data.alpha=5")
+    assert [group.label for group in read_groups([tmp_path])] == ["incoavg, alpha 0.1", "incoavg, alpha 5"]
+
+
+def test_a_run_that_goes_on(runs: Path, tmp_path: Path) -> None:
+    """A half-written line is left out; without a summary the levels follow from the rows."""
+    path = folder_of(tmp_path / "r", [0.5, 0.6], "method=heteroavg")
+    with RunFolder(path).metrics.open("a") as file:
+        file.write('{"round": 3, "accu')
+    (group,) = read_groups([path])
+    assert group.runs[0].status == "unfinished"
+    assert group.runs[0].levels == [0, 1, 2]
+    text = markup(make_page([group]))
+    assert "2 of 3" in text
+    assert coefficients([group]) == []
+    assert 'id="inco"' not in text
+
+
+def test_many_rounds_are_thinned_and_end_where_they_end() -> None:
+    x, y = thinned((list(range(1, 1002)), [float(i) for i in range(1001)]), 400)
+    assert len(x) <= 400
+    assert (x[-1], y[-1]) == (1001, 1000.0)
+    assert len({b - a for a, b in pairwise(x)}) == 1
+
+
+def test_a_page_of_many_long_runs_stays_light(tmp_path: Path) -> None:
+    """Five seeds each of two configs, 500 rounds, 20 mixed tensors of made-up numbers."""
+    entry = {
+        "theta": 0.123456789,
+        "beta": 1e-6,
+        "beta_positive": 0.512345678,
+        "norm_deep": 1.2345678,
+        "norm_shallow": 1.0,
+    }
+    mixed = {"inco": {f"layer{i}.conv.weight": entry for i in range(20)}}
+    for alpha in (1, 2):
+        for seed in range(5):
+            folder = RunFolder(
+                folder_of(tmp_path / f"{alpha}-{seed}", [0.123456789], f"seed={seed}", f"data.alpha={alpha}")
+            )
+            (row,) = folder.rows()
+            lines = [json.dumps(row | mixed | {"round": number}) for number in range(1, 501)]
+            folder.metrics.write_text("\n".join(lines) + "\n")
+    groups = read_groups([tmp_path])
+    assert [len(group.runs) for group in groups] == [5, 5]
+    assert len(make_page(groups).encode()) < LIMIT
+
+
+def test_what_others_wrote_cannot_break_the_page(tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)>"
+    path = folder_of(tmp_path / "r", [0.5])
+    (path / "analysis").mkdir()
+    (path / "analysis" / "similarity.json").write_text(json.dumps({"points": [evil], "mean_by_depth": [0.5]}))
+    rows = RunFolder(path).rows()
+    rows[0]["rejected"] = [{"client": 3, "reason": evil}]
+    RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
+    page = make_page(read_groups([path]), title=evil)
+    assert "<img" not in markup(page)
+    assert page.count("</script>") == 3
+    (trace,) = next(figure for figure in figures_of(page) if figure["id"] == "similarity-depth")["panels"][0]["data"]
+    assert trace["x"] == [evil]
+
+
+def test_the_cohorts_and_who_was_rejected(tmp_path: Path) -> None:
+    """Ten clients in three levels of 4, 3 and 3: client 5 is of level 1."""
+    path = folder_of(tmp_path / "r", [0.5])
+    rows = RunFolder(path).rows()
+    rows[0]["rejected"] = [{"client": 9, "reason": "not finite"}]
+    RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
+    (figure,) = cohorts(read_groups([path]))
+    assert [(t["name"], t["x"], t["y"]) for t in figure.panels[0].data] == [
+        ("level 0", [1], [0]),
+        ("level 1", [1], [5]),
+        ("rejected", [1], [9]),
+    ]
+    assert "1 rejected in all" in figure.alt
+
+
+def test_the_fleet_is_shown_where_it_was_watched(tmp_path: Path) -> None:
+    path = folder_of(tmp_path / "r", [0.5])
+    rows = RunFolder(path).rows()
+    assert "nodes-seconds" not in make_page(read_groups([path]))
+    rows[0]["nodes"] = [
+        {"client": 0, "node": "edge-1", "seconds": 1.0, "peak_memory": 2_000_000, "bytes_up": 5, "bytes_down": 6},
+        {"client": 5, "node": "edge-2", "seconds": 3.0},
+    ]
+    RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
+    page = make_page(read_groups([path]))
+    figure = next(figure for figure in figures_of(page) if figure["id"] == "nodes-seconds")
+    assert [panel["data"][0]["y"] for panel in figure["panels"]] == [[3.0], [2.0]]  # slowest and median
+    assert "edge-1" in markup(page)
+    assert "2 MB" in markup(page)
+
+
+def test_a_model_that_is_gone_is_said(tmp_path: Path) -> None:
+    path = folder_of(tmp_path / "r", [0.5])
+    config = RunFolder(path).config
+    config.write_text(config.read_text().replace('"tiny-resnet"', '"gone.module:factory"'))
+    assert "cannot be computed here: " in markup(make_page(read_groups([path])))
+
+
+def test_command(incofl: Shell, runs: Path, tmp_path: Path) -> None:
+    code, out, err = incofl(
+        "report", runs, runs / "incoavg-s0", "-o", tmp_path / "new" / "page.html", "--title", "A & B"
+    )
+    assert (code, err) == (0, "")
+    assert "3 run(s)" in out
+    assert "<h1>A &amp; B</h1>" in (tmp_path / "new" / "page.html").read_text()
+
+
+def test_bad_input_is_one_clear_line(
+    incofl: Shell, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    begun = tmp_path / "begun" / "r"
+    folder_of(begun, [])
+    for path, message in (
+        (tmp_path / "none", "holds no run"),
+        (tmp_path / "empty", "holds no run"),
+        (begun, "holds no finished round"),
+        (begun.parent, "holds 1 run folder(s) but no finished round"),
+    ):
+        code, _, err = incofl("report", path, "-o", tmp_path / "page.html")
+        assert code == 2
+        assert message in err
+        assert err.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    code, _, err = incofl("report", runs, "-o", tmp_path / "page.html")
+    assert (code, err) == (2, "incofl: report: needs plotly, which is not installed; pip install 'incofl[report]'\n")
+    assert not (tmp_path / "page.html").exists()
