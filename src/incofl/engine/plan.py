@@ -43,6 +43,17 @@ class Slot:
     extra: dict[str, Entry]
     memory: dict[str, Entry]
 
+    @property
+    def end(self) -> int:
+        """Where its last byte is followed by others."""
+        tables = (self.update, self.buffers, self.extra, self.memory)
+        return max(entry.end for table in tables for entry in table.values())
+
+    @property
+    def memory_range(self) -> slice:
+        """The bytes of what the client remembers, which come last."""
+        return slice(min(entry.offset for entry in self.memory.values()), self.end)
+
     def views(self, block: Block) -> Trained:
         """Its tensors."""
         return Trained(

@@ -8,6 +8,7 @@ that dies is replaced, its job is tried once more and then given up.
 
 import contextlib
 import itertools
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -200,6 +201,11 @@ class Pool(ABC, Generic[_Seat]):
         else:
             done[task.number] = task, reply
             self._trace.add(str(task.job), f"worker {number + 1}", reply.start, reply.end)
+
+
+def num_cores() -> int:
+    """Of this machine, as many as this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def num_slots(workers: int) -> int:
