@@ -40,6 +40,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/server_step.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/compile.py
+	$(BIN)/python benchmarks/ray_overhead.py
 	$(BIN)/python benchmarks/peers.py $(if $(ROOT),--root $(ROOT))
 
 clean:
