@@ -120,9 +120,15 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 def _own_signals() -> Iterator[None]:
     """Ray takes SIGTERM for itself; what the program had chosen is put back."""
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
+    try:
+        yield
+    except SystemExit:  # how Ray answers it
+        if callable(before):
+            before(signal.SIGTERM, None)
+        raise
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
