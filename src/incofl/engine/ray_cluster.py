@@ -12,7 +12,7 @@ from typing import Any
 
 from incofl.engine.memory import worker_environment
 from incofl.engine.pool import num_cores
-from incofl.errors import ConfigError
+from incofl.errors import ConfigError, RunError
 
 # No report of use, no advice, and workers as eager as any process.
 _QUIET = {
@@ -65,14 +65,19 @@ def _import_ray() -> Any:
 
 def _start(ray: Any, cores: int | None) -> None:
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with _environment(worker_environment() | paths | _QUIET), _own_signals():
-        ray.init(
-            address="local",  # whatever RAY_ADDRESS says
-            num_cpus=cores or num_cores(),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+    try:
+        with _environment(worker_environment() | paths | _QUIET), _own_signals():
+            ray.init(
+                address="local",  # whatever RAY_ADDRESS says
+                num_cpus=cores or num_cores(),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+    except Exception as problem:  # Ray has no class of its own for this
+        raise RunError(
+            f"engine.executor: Ray did not start on this machine ({_reason(problem)}); is it overloaded? try again"
+        ) from problem
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -96,11 +101,14 @@ def _check(address: str) -> None:
 
 
 def _unreachable(address: str, problem: Exception) -> ConfigError:
-    reason = str(problem).strip().partition("\n")[0]
     return ConfigError(
-        f"engine.address: got {address!r}, expected the address of a running Ray cluster ({reason}); "
+        f"engine.address: got {address!r}, expected the address of a running Ray cluster ({_reason(problem)}); "
         "start one with: ray start --head"
     )
+
+
+def _reason(problem: Exception) -> str:
+    return str(problem).strip().partition("\n")[0]
 
 
 @contextlib.contextmanager
