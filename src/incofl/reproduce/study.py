@@ -156,7 +156,12 @@ def cells(
 
 def run_name(config: Config) -> str:
     """Names a run by everything that makes it, so that studies share it; the seed is left to the caller."""
-    # Places and processes do not make a run.
-    values = {key: value for key, value in config.flat().items() if not key.startswith(("engine.", "data.root"))}
+    # Places and processes do not make a run; keys at their defaults are left out, so that new ones rename no run.
+    defaults = Config().flat()
+    values = {
+        key: value
+        for key, value in config.flat().items()
+        if value != defaults[key] and not key.startswith(("seed", "engine.", "data.root"))
+    }
     digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
     return f"{config.method}-{digest}"
