@@ -18,11 +18,11 @@ demo: $(READY)
 	$(BIN)/incofl run demo --out runs/demo
 
 test: $(READY)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 # The whole suite once more with every federation in worker processes.
 test-workers: $(READY)
-	INCOFL_WORKERS=2 $(BIN)/pytest -n 2
+	INCOFL_WORKERS=2 $(BIN)/pytest -n 2 --dist loadgroup
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -40,6 +40,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/server_step.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/compile.py
+	$(BIN)/python benchmarks/ray_overhead.py
 	$(BIN)/python benchmarks/peers.py $(if $(ROOT),--root $(ROOT))
 
 clean:

@@ -160,8 +160,8 @@ if __name__ == "__main__":
         case ["timeline", folder]:
             timeline(Path(folder))
         case ["analysis", folder]:
-            for path in sorted((Path(folder) / "analysis").glob("*.png")):
-                shutil.copy(path, IMAGES / f"analysis-{path.name}")
+            for name in ("similarity", "similarity-heatmaps", "similarity-accuracy", "features"):
+                shutil.copy(Path(folder) / "analysis" / f"{name}.png", IMAGES / f"analysis-{name}.png")
         case ["curves", name]:
             curves(name)
         case ["report", page]:

@@ -42,9 +42,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
-app.command()(analyze)
-app.command()(report)
-app.command("reproduce")(reproduce_command)
 
 ConfigArgument = Annotated[
     str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset (incofl list presets).")
@@ -205,6 +202,11 @@ def plan(
     if fleet:
         console.print(_fleet_table(fleet, chosen, levels))
         console.print(f"to run it: incofl run ... --devices {devices}", soft_wrap=True)
+
+
+app.command()(analyze)
+app.command()(report)
+app.command("reproduce")(reproduce_command)
 
 
 class Listing(StrEnum):

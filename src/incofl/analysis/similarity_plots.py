@@ -41,7 +41,7 @@ def draw_groups_by_depth(path: Path, groups: Mapping[str, Sequence[Similarity]])
         points = shared_points([members[0] for members in groups.values()])
         for place, (label, members) in enumerate(groups.items()):
             values = by_depth(members)
-            name = f"{label} ({len(members)})" if seeds > 1 else label
+            name = f"{label} ({len(members)} seeds)" if seeds > 1 else label
             axes.plot(*_known(_mean(values)), color=colour(place), marker=marker(place), label=name)
             if len(members) > 1:
                 depth = np.flatnonzero(np.isfinite(values).all(0))
@@ -79,29 +79,29 @@ def draw_heat_maps(path: Path, found: Mapping[str, Similarity]) -> None:
         _outer_labels(figure)
 
 
-def draw_against_accuracy(path: Path, found: Mapping[str, Similarity]) -> None:
-    """Mean CKA against test accuracy over the recorded rounds, a panel for each point."""
-    points = shared_points(list(found.values()))
-    count = len(points)
-    columns = min(count, 4)
-    width, height = max(2.3 * columns + (1.8 if len(found) > 1 else 0.3), 5), 2.3 * -(-count // columns) + 0.9
-    title = "similarity of clients' models against test accuracy, a point for each recorded round; scales differ"
+def draw_against_accuracy(path: Path, groups: Mapping[str, Sequence[Similarity]]) -> None:
+    """Mean CKA against test accuracy over the recorded rounds, a panel for each point; seeds share a colour."""
+    points = shared_points([members[0] for members in groups.values()])
+    alone = next(iter(groups.values()))[0] if sum(map(len, groups.values())) == 1 else None
+    columns = min(len(points), 4)
+    width, height = max(2.3 * columns + (0.3 if alone else 1.8), 6.2), 2.3 * -(-len(points) // columns) + 0.9
+    title = "similarity of clients' models against accuracy, by recorded round; scales differ"
     with drawn(path, width, height, title) as figure:
-        for point, axes in enumerate(panels(figure, count, columns)):
-            for place, (label, entry) in enumerate(found.items()):
+        for point, axes in enumerate(panels(figure, len(points), columns)):
+            for place, (label, members) in enumerate(groups.items()):
                 seen = [
-                    (known.accuracy, value)
-                    for known in entry.history
-                    if known.accuracy is not None
-                    and point < len(known.mean_by_depth)
-                    and (value := known.mean_by_depth[point]) is not None
+                    (then.accuracy, then.mean_by_depth[point])
+                    for member in members
+                    for then in member.evaluated
+                    if point < len(member.points) and then.mean_by_depth[point] is not None
                 ]
                 if seen:
                     axes.plot(*np.array(seen).T, marker(place), color=colour(place), alpha=0.8, label=label)
-            axes.set_title(points[point] + (_coefficient(entry, point) if len(found) == 1 else ""))
+            axes.set_title(points[point] + (_coefficient(alone, point) if alone else ""))
+            axes.locator_params(axis="x", nbins=4)
         figure.supxlabel("test accuracy, mean of the levels", fontsize=9)
         figure.supylabel("mean CKA over all pairs", fontsize=9)
-        if len(found) > 1:
+        if not alone:
             handles, labels = figure.axes[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside right center")
 

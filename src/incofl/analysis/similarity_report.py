@@ -63,7 +63,7 @@ def write_own(run: Run, result: Similarity) -> list[Path]:
     draw_heat_maps(paths[2], {run.name: result})
     if len(result.evaluated) > 1:
         paths.append(folder / "similarity-accuracy.png")
-        draw_against_accuracy(paths[-1], {run.name: result})
+        draw_against_accuracy(paths[-1], {run.name: [result]})
     return paths
 
 
@@ -75,7 +75,7 @@ def write_comparison(runs: Sequence[Run], found: Mapping[Path, Similarity], out:
     write_json(paths[0], compared(groups, results))
     draw_groups_by_depth(paths[1], results)
     draw_heat_maps(paths[2], {label: members[0] for label, members in results.items()})
-    courses = {label: members[0] for label, members in results.items() if len(members[0].evaluated) > 1}
+    courses = {label: members for label, members in results.items() if len(members[0].evaluated) > 1}
     if courses:
         paths.append(out / "similarity-accuracy.png")
         draw_against_accuracy(paths[-1], courses)

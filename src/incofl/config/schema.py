@@ -32,8 +32,8 @@ Count = Annotated[int, Ge(1)]
 # Keys that may change when a run is resumed, for they cannot change its results.
 UNBOUND = frozenset(
     {
-        *("rounds", "data.root", "engine.workers", "engine.trace", "engine.client_memory"),
-        *("record.every", "record.window", "record.tensorboard"),
+        *("rounds", "data.root", "engine.executor", "engine.workers", "engine.address"),
+        *("engine.trace", "engine.client_memory", "record.every", "record.window", "record.tensorboard"),
     }
 )
 
@@ -134,8 +134,12 @@ class EngineConfig:
     """Where turns are computed.
 
     Attributes:
+        executor: ``processes`` of this machine, ``ray`` (actors on a Ray cluster, see docs/cluster.md; needs the extra
+            ``ray``), or ``auto``: processes, and this process alone where ``workers`` is 1.
         workers: processes that train clients, each on one core; 1: in this process; ``auto``: what is fastest, or as
-            many as the environment variable ``INCOFL_WORKERS`` says.
+            many as the environment variable ``INCOFL_WORKERS`` says; on a cluster, one per core.
+        address: of a running Ray cluster: ``auto``, ``HOST:6379`` or ``ray://HOST:10001``; left out, Ray is started on
+            this machine.
         device: torch device of the clients' training; devices other than ``cpu`` are untested.
         compile: train with ``torch.compile``: faster steps, after a minute or so for each level at the start of every
             process; needs a C++ compiler.
@@ -143,7 +147,9 @@ class EngineConfig:
         client_memory: bytes of what clients remember that are kept in memory; the rest is on disk.
     """
 
+    executor: Literal["auto", "processes", "ray"] = "auto"
     workers: Count | Literal["auto"] = "auto"
+    address: str | None = None
     device: str = "cpu"
     compile: bool = False
     trace: bool = False
@@ -232,6 +238,10 @@ class Config:
         if self.split.counts is not None and sum(self.split.counts) != self.data.clients:
             raise ConfigError(
                 f"split.counts: got {sum(self.split.counts)} clients, expected data.clients = {self.data.clients}"
+            )
+        if self.engine.address is not None and self.engine.executor != "ray":
+            raise ConfigError(
+                f"engine.address: got {self.engine.address!r}, expected none: it goes with engine.executor = 'ray'"
             )
         data = dataclasses.replace(
             self.data,

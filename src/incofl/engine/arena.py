@@ -31,8 +31,33 @@ class Entry:
         """Its size."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def end(self) -> int:
+        """Where its last byte is followed by others."""
+        return self.offset + self.num_bytes
 
-class Arena:
+
+class Block:
+    """Tensors in a row of bytes."""
+
+    def __init__(self, data: Tensor) -> None:
+        """The tensors in ``data``, whose elements are bytes."""
+        self.bytes = data
+
+    def view(self, entry: Entry) -> Tensor:
+        """The tensor at an entry."""
+        flat = self.bytes[entry.offset : entry.end].view(entry.dtype)
+        if entry.channels_last:
+            n, c, h, w = entry.shape
+            return flat.view(n, h, w, c).permute(0, 3, 1, 2)
+        return flat.view(entry.shape)
+
+    def views(self, entries: Mapping[str, Entry]) -> Tensors:
+        """All tensors of a table of entries."""
+        return {name: self.view(entry) for name, entry in entries.items()}
+
+
+class Arena(Block):
     """A block of shared memory, reached through a file descriptor that child processes inherit.
 
     The file behind it has no name: it disappears with the last process that has it open, however that one ends.
@@ -47,19 +72,7 @@ class Arena:
             os.truncate(fd, max(num_bytes, _ALIGNMENT))
             weakref.finalize(self, os.close, fd)
         self.fd = fd
-        self._bytes = torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8)
-
-    def view(self, entry: Entry) -> Tensor:
-        """The tensor at an entry."""
-        flat = self._bytes[entry.offset : entry.offset + entry.num_bytes].view(entry.dtype)
-        if entry.channels_last:
-            n, c, h, w = entry.shape
-            return flat.view(n, h, w, c).permute(0, 3, 1, 2)
-        return flat.view(entry.shape)
-
-    def views(self, entries: Mapping[str, Entry]) -> Tensors:
-        """All tensors of a table of entries."""
-        return {name: self.view(entry) for name, entry in entries.items()}
+        super().__init__(torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8))
 
 
 def place(tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]], start: int = 0) -> tuple[dict[str, Entry], int]:

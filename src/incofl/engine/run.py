@@ -17,7 +17,9 @@ from incofl.engine.checkpoint import Identity, checkpoint_round, load_checkpoint
 from incofl.engine.executor import Executor, InProcess, make_store
 from incofl.engine.federation import Federation
 from incofl.engine.memory import keep_freed_memory
+from incofl.engine.pool import num_cores
 from incofl.engine.processes import WorkerProcesses
+from incofl.engine.ray_actors import RayActors
 from incofl.engine.records import Row, RunFolder, summarise
 from incofl.engine.round import Tally, run_round
 from incofl.engine.store import ClientStore
@@ -157,21 +159,27 @@ def make_executor(
     trace: Trace | None = None,
     store: ClientStore | None = None,
 ) -> Executor:
-    """Worker processes where they pay for their start, one per core; this process otherwise."""
-    if config.engine.workers != "auto":
-        workers = config.engine.workers
-    elif wish := os.environ.get(WORKERS):
-        if not wish.isdecimal() or int(wish) < 1:
-            raise ConfigError(f"{WORKERS}: got {wish!r}, expected a whole number >= 1")
-        workers = int(wish)
-    elif _training_macs(federation, config.cohort_size) * rounds < WORTH_WORKERS:
+    """Ray actors if these are asked for; else processes where they pay for their start, or this process."""
+    engine, workers = config.engine, _wished_workers(config)
+    if engine.executor == "ray":
+        return RayActors(federation, workers, engine.address, trace, store, most=config.cohort_size)
+    if workers is None and _training_macs(federation, config.cohort_size) * rounds < WORTH_WORKERS:
         workers = 1
-    else:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = min(cores, config.cohort_size)
-    if workers > 1:
+    elif workers is None:
+        workers = min(num_cores(), config.cohort_size)
+    if workers > 1 or engine.executor == "processes":
         return WorkerProcesses(federation, workers, trace, store)
     return InProcess(federation, trace, store)
+
+
+def _wished_workers(config: Config) -> int | None:
+    """How many workers the config or, if that leaves it open, the environment asks for."""
+    if config.engine.workers != "auto":
+        return config.engine.workers
+    wish = os.environ.get(WORKERS)
+    if wish and (not wish.isdecimal() or int(wish) < 1):
+        raise ConfigError(f"{WORKERS}: got {wish!r}, expected a whole number >= 1")
+    return int(wish) if wish else None
 
 
 def _training_macs(federation: Federation, cohort: int) -> float:

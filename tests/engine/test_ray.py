@@ -1,0 +1,223 @@
+"""Ray actors: the same bits as in one process, whatever happens to the actors."""
+
+import dataclasses
+import gc
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import incofl
+from incofl.client import ClientRule, Local, Score
+from incofl.engine.executor import Executor, InProcess, Lost, make_store
+from incofl.engine.federation import Federation
+from incofl.engine.plan import Task
+from incofl.engine.processes import WorkerProcesses
+from incofl.engine.ray_actors import RayActors
+from incofl.engine.ray_cluster import Connection
+from incofl.engine.round import Tally, run_round
+from incofl.engine.store import ClientStore
+from incofl.method import Upload
+from incofl.server import Server
+from incofl.tensors import Tensors
+from tests.federations import tiny_config, tiny_federation
+from tests.shell import Shell
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.xdist_group("ray"),  # starts once, and not once per process of the suite
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+RAY = ["--set", "engine.executor=ray"]
+
+
+def test_without_ray_there_is_one_clear_line(incofl: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, err = incofl("run", "--quiet", "--out", tmp_path / "a", *RAY)
+    expected = "engine.executor: got 'ray', expected Ray to be installed; try: pip install 'incofl[ray]'"
+    assert (code, err) == (2, f"incofl: {expected}\n")
+
+
+@pytest.mark.parametrize(("address", "reason"), [("127.0.0.1:1", "refused"), ("nonsense", "nvalid address")])
+def test_a_wrong_address_is_one_clear_line(incofl: Shell, tmp_path: Path, address: str, reason: str) -> None:
+    """At once: Ray alone would try for minutes."""
+    code, _, err = incofl("run", "--quiet", "--out", tmp_path / "a", *RAY, "--set", f"engine.address={address}")
+    assert code == 2
+    assert err.startswith(f"incofl: engine.address: got '{address}', expected the address of a running Ray cluster (")
+    assert reason in err
+    assert err.endswith("start one with: ray start --head\n")
+    assert err.count("\n") == 1
+
+
+def test_an_address_goes_with_ray_only(incofl: Shell, tmp_path: Path) -> None:
+    code, _, err = incofl("run", "--out", tmp_path / "a", "--set", "engine.address=auto")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "engine.address: got 'auto', expected none: it goes with engine.executor = 'ray'" in err
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Connection]:
+    """Ray on this machine, for all tests below: executors use the connection that a process has."""
+    handler = signal.getsignal(signal.SIGTERM)
+    connection = Connection(None, 4)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    yield connection
+    connection.close()
+    with warnings.catch_warnings():  # Ray leaves its processes to the garbage collector
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+Make = Callable[[Federation, ClientStore], Executor]
+
+
+def play(
+    federation: Federation, make: Make
+) -> tuple[Server, ClientStore, list[Tally], list[Score], dict[int, Tensors]]:
+    """Two rounds of eight clients: the server, what clients remember, counts, scores and measured statistics."""
+    server, store, tallies = federation.start(), make_store(federation), []
+    executor = make(federation, store)
+    try:
+        for _ in range(2):
+            tallies.append(Tally(on_accepted=store.keeper(server.round)))
+            jobs = federation.schedule(server.round, 8)
+            server = run_round(server, federation.method, jobs, executor, tallies[-1])
+        levels = federation.levels_in_use
+        return server, store, tallies, executor.evaluate(server, levels), executor.measure(server, levels)
+    finally:
+        executor.close()
+
+
+def in_process(federation: Federation, store: ClientStore) -> Executor:
+    return InProcess(federation, store=store)
+
+
+def in_processes(federation: Federation, store: ClientStore) -> Executor:
+    return WorkerProcesses(federation, 2, store=store)
+
+
+def on_ray(federation: Federation, store: ClientStore) -> Executor:
+    return RayActors(federation, 2, store=store)
+
+
+class Killing(RayActors):
+    """Kills an actor in its turn, once, in the second round."""
+
+    victim = 0
+
+    def _send(self, worker: Any, task: Task, memory: Tensors) -> None:
+        if self.victim or task.round != 1:
+            return super()._send(worker, task, memory)
+        self.victim = self._ray.get(worker.actor.__ray_call__.remote(lambda actor: os.getpid()))
+        os.kill(self.victim, signal.SIGSTOP)  # or it might be done before it is killed
+        super()._send(worker, task, memory)
+        os.kill(self.victim, signal.SIGKILL)
+
+
+def assert_same_tensors(a: Mapping[Any, Tensors], b: Mapping[Any, Tensors]) -> None:
+    assert a.keys() == b.keys()
+    for key in a:
+        assert a[key].keys() == b[key].keys()
+        assert all(torch.equal(a[key][name], b[key][name]) for name in a[key])
+
+
+def assert_same(federation: Federation, make: Make, others: Sequence[Make]) -> None:
+    """Server, client memory, losses, scores and statistics, bit for bit."""
+    server, store, tallies, scores, measured = play(federation, make)
+    assert [tally.rejected for tally in tallies] == [[], []]
+    for other in others:
+        expected, kept, counted, right, statistics = play(federation, other)
+        assert_same_tensors({"": server.shared}, {"": expected.shared})
+        assert_same_tensors(server.private, expected.private)
+        assert_same_tensors(server.extra, expected.extra)
+        assert [(tally.loss, tally.clients) for tally in tallies] == [(tally.loss, tally.clients) for tally in counted]
+        assert scores == right
+        assert_same_tensors(measured, statistics)
+        assert store.manifest == kept.manifest
+        pieces = {client: federation.slice(*held) for client, held in store.manifest.items()}
+        remembered = [{client: s.get(client, piece) for client, piece in pieces.items()} for s in (store, kept)]
+        assert_same_tensors(*remembered)
+
+
+def test_same_bits_as_in_process(cluster: Connection) -> None:
+    assert_same(tiny_federation("method=incoavg"), on_ray, [in_process])
+
+
+def test_a_killed_actor_changes_nothing(cluster: Connection, capfd: pytest.CaptureFixture[str]) -> None:
+    """A new one takes over its turn, with what the client remembers; nothing is written over the display."""
+    federation, executors = tiny_federation("method=incoscaffold"), []
+
+    def make(federation: Federation, store: ClientStore) -> Executor:
+        executors.append(Killing(federation, 2, store=store))
+        return executors[-1]
+
+    assert_same(federation, make, [in_process, in_processes])
+    assert executors[0].victim
+    assert capfd.readouterr() == ("", "")
+
+
+@dataclass(frozen=True)
+class Deadly(ClientRule):
+    """Kills the process that trains from a certain server."""
+
+    def begin(self, local: Local) -> None:
+        if float(local.received["fc.bias"][0]) == 7.0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if float(local.received["fc.bias"][0]) == 8.0:
+            raise ZeroDivisionError("a bug")
+
+
+def test_a_client_that_kills_its_actor_twice_is_given_up(cluster: Connection) -> None:
+    """And the executor is as good as new; a mistake in a method is an error with its place, and no lost client."""
+    federation = tiny_federation("method=heteroavg")
+    federation = dataclasses.replace(federation, method=dataclasses.replace(federation.method, client=Deadly()))
+    executor = RayActors(federation, 1)
+    try:
+        server = federation.start()
+        server.shared["fc.bias"][0] = 7.0
+        (outcome,) = itertools.chain.from_iterable(executor.train(server, federation.schedule(0, 1)))
+        assert isinstance(outcome, Lost)
+        assert outcome.reason == "its Ray actor died 2 times (its worker process has died); out of memory?"
+        server.shared["fc.bias"][0] = 0.0
+        outcomes = list(itertools.chain.from_iterable(executor.train(server, federation.schedule(0, 6))))
+        assert [type(outcome) for outcome in outcomes] == [Upload] * 6
+        assert not executor._uploads  # nothing stays in the store
+        server.shared["fc.bias"][0] = 8.0
+        with pytest.raises(RuntimeError, match=r"(?s)in a Ray actor, client.*ZeroDivisionError: a bug"):
+            list(executor.train(server, federation.schedule(0, 1)))
+    finally:
+        executor.close()
+
+
+def test_a_run_on_an_existing_cluster(cluster: Connection, tmp_path: Path) -> None:
+    """Begun here, continued by the command line on a cluster by its address, which lives on: the same bits."""
+    options = ["method=fedrolex+inco", "engine.workers=1"]
+    incofl.run(tiny_config("rounds=3", *options), tmp_path / "a")
+    incofl.run(tiny_config("rounds=1", *options), tmp_path / "b")
+    address = cluster.ray.get_runtime_context().gcs_address
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "incofl", "run", "--resume", "--out", tmp_path / "b", "--set", "rounds=3"),
+            *(*RAY, "--set", f"engine.address={address}", "--set", "engine.workers=2"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "raylet" not in done.stdout
+    first, second = ((tmp_path / name / "checkpoint" / "state.safetensors").read_bytes() for name in "ab")
+    assert first == second
+    first, second = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in "ab")
+    assert re.sub(rb'"seconds": [\d.]+', b"", first) == re.sub(rb'"seconds": [\d.]+', b"", second)
+    assert cluster.cores == 4
