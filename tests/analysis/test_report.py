@@ -12,7 +12,7 @@ import pytest
 from incofl.analysis.report import make_page, write_report
 from incofl.analysis.report_figures import accuracy, by_level, thinned
 from incofl.analysis.report_fleet import cohorts
-from incofl.analysis.report_layers import coefficients
+from incofl.analysis.report_layers import coefficients, similarity
 from incofl.analysis.report_runs import read_groups
 from incofl.analysis.report_traffic import communication
 from incofl.engine.records import RunFolder
@@ -197,6 +197,29 @@ def test_what_others_wrote_cannot_break_the_page(tmp_path: Path) -> None:
     assert page.count("</script>") == 3
     (trace,) = next(figure for figure in figures_of(page) if figure["id"] == "similarity-depth")["panels"][0]["data"]
     assert trace["x"] == [evil]
+
+
+def test_similarity_as_it_was_analysed(tmp_path: Path) -> None:
+    """The deepest layer: CKA 0.2 then 0.4, accuracy 0.5 then 0.6."""
+    path = folder_of(tmp_path / "r", [0.5, 0.6])
+    found: dict[str, Any] = {"round": 2, "points": ["a", "b"], "mean_by_depth": [0.9, 0.4], "examples": 7}
+    found["clients"] = [{"client": 0, "level": 0}, {"client": 9, "level": 2}]
+    found["cka"] = [[[1, 0.9], [0.9, 1]], [[1, 0.4], [0.4, 1]]]
+    found["history"] = [
+        {"round": 1, "mean_by_depth": [0.8, 0.2], "accuracy": 0.5},
+        {"round": 2, "mean_by_depth": [0.9, 0.4], "accuracy": 0.6},
+    ]
+    found["correlation"] = {"a": {"pearson": 1.0}, "b": {"pearson": 0.25, "spearman": None, "rounds": 2}}
+    (path / "analysis").mkdir()
+    (path / "analysis" / "similarity.json").write_text(json.dumps(found))
+    depth, course, maps = similarity(read_groups([path]))
+    assert depth.panels[0].data[0]["y"] == [0.9, 0.4]
+    assert (course.panels[0].data[0]["x"], course.panels[0].data[0]["y"]) == ([0.2, 0.4], [0.5, 0.6])
+    assert "incoavg: pearson 0.25." in course.caption
+    assert [panel.title for panel in maps.panels] == ["a", "b"]
+    assert maps.panels[1].data[0]["x"] == ["0 (level 0)", "9 (level 2)"]
+    assert maps.panels[1].data[0]["z"] == [[1.0, 0.4], [0.4, 1.0]]
+    assert "a 0.90, b 0.40" in maps.alt
 
 
 def test_the_cohorts_and_who_was_rejected(tmp_path: Path) -> None:

@@ -94,12 +94,12 @@ def _history(group: Group, run: ReportedRun, history: list[dict[str, Any]]) -> T
 
 
 def _correlations(found: Sequence[tuple[Group, ReportedRun, dict[str, Any]]]) -> str:
-    """What the analysis says of them, in words, whatever it has."""
+    """What the analysis says of the deepest layer, in words."""
     said = []
     for group, run, s in found:
-        values = s.get("correlation")
-        values = values if isinstance(values, dict) else {"": values}
-        numbers = [f"{key} {v:.2f}".strip() for key, v in values.items() if isinstance(v, int | float)]
+        values = s.get("correlation") or {}
+        deepest = values.get((s.get("points") or [None])[-1]) or {}
+        numbers = [f"{k} {v:.2f}" for k in ("pearson", "spearman") if isinstance(v := deepest.get(k), int | float)]
         said += [f"{group.name(run)}: {', '.join(numbers)}"] if numbers else []
     return f"Correlation: {'; '.join(said)}." if said else ""
 
@@ -125,7 +125,7 @@ def _cka(group: Group, run: ReportedRun, s: dict[str, Any]) -> Figure:
         said.append(f"{point} {fmean(others):.2f}" if others else point)
     after = f" after round {s['round']}" if s.get("round") else ""
     examples = f", on {s['examples']} test examples" if s.get("examples") else ""
-    more = " The other seeds are in the curve above." if len(group.runs) > 1 else ""
+    more = " One seed stands for all." if len(group.runs) > 1 else ""
     return Figure(
         f"cka-{group.index}",
         f"Similarity between clients: {group.name(run)}",
