@@ -8,7 +8,11 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # Which page shows the results of which folder.
-PAGES = {"speed.md": HERE.parent / "benchmarks" / "results", "results.md": HERE.parent / "experiments" / "results"}
+PAGES = {
+    "speed.md": HERE.parent / "benchmarks" / "results",
+    "results.md": HERE.parent / "experiments" / "results",
+    "reproduction.md": HERE.parent / "experiments" / "results",
+}
 
 
 def filled(page: str, results: Path) -> str:

@@ -35,9 +35,11 @@ from incofl.methods import METHODS, find_method
 from incofl.models import MODELS, Model
 from incofl.resources import Cost, DeviceClass, assign, costs, human
 
+typer.core.HAS_RICH = False  # else brackets in help texts are escaped for rich even where its markup is off
 app = typer.Typer(
     help="Federated learning with clients of unequal size. Start with: incofl run demo",
     add_completion=False,
+    suggest_commands=False,  # click does it
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
