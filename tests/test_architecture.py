@@ -21,6 +21,7 @@ ORDER = [
     ["devices"],
     ["engine"],
     ["display"],
+    ["flower"],
     ["cli_data"],
     ["cli"],
 ]
