@@ -67,6 +67,13 @@ def test_inco_can_be_read_alone() -> None:
         assert imports(path) <= {"inco", "tensors", "layout", "errors"}
 
 
+def test_only_one_room_knows_flower() -> None:
+    for path in files():
+        nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
+        names = [n.module or "" if isinstance(n, ast.ImportFrom) else n.names[0].name for n in nodes]
+        assert room(path) == "flower" or not any(name.split(".")[0] == "flwr" for name in names), path
+
+
 def test_only_models_know_parameter_names() -> None:
     """No condition on names such as conv1 or layer2 anywhere else."""
     for path in files():

@@ -32,6 +32,7 @@ class LoopGrid:
     questions: list[int] = field(default_factory=list)
     most: int = 0  # messages that waited at a time
     _waiting: dict[str, Message] = field(default_factory=dict)
+    _lost: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # as Flower sets it in its processes
@@ -64,7 +65,7 @@ class LoopGrid:
 
     def _reply(self, id: str) -> Message | None:
         message = self._waiting.get(id)
-        if message is None:
+        if message is None or id in self._lost:
             return None
         node = message.metadata.dst_node_id
         query = message.metadata.message_type == MessageType.QUERY
@@ -79,6 +80,7 @@ class LoopGrid:
         if not query and node in self.fates:
             reply = self.fates[node](arrived)
             if reply is None:
+                self._lost.add(id)
                 return None
         else:
             reply = self.app(arrived, self.nodes[node])

@@ -31,8 +31,7 @@ from incofl.flower.messages import (
     encode_problem,
     encode_reply,
 )
-from incofl.flower.site import build_own
-from incofl.flower.task import Task
+from incofl.flower.task import Task, build_own
 
 
 def make_client_app(task: Task | None = None) -> ClientApp:

@@ -6,10 +6,10 @@ upload whatever the cohort, and sums do not depend on who is first.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flwr.app import Message, MessageType
+from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from incofl.client import Score
@@ -20,7 +20,7 @@ from incofl.engine.records import Row
 from incofl.engine.trace import Trace
 from incofl.errors import UploadError
 from incofl.flower.memory import Accepted
-from incofl.flower.messages import Order, OutOfMemory, decode_reply, encode_order, num_bytes, one_line
+from incofl.flower.messages import Order, OutOfMemory, arrays, decode_reply, encode_order, num_bytes, one_line
 from incofl.flower.nodes import Fleet
 from incofl.flower.settings import Settings
 from incofl.method import Upload
@@ -58,11 +58,12 @@ class GridExecutor:
         self._grid, self._config, self._federation, self._fleet = grid, config.to_toml(), federation, fleet
         self._accepted, self._settings, self._trace = accepted, settings, trace or Trace()
         self._here = InProcess(federation, trace)
+        self._records: dict[int, tuple[ArrayRecord, ArrayRecord]] = {}
         self.observed: list[Row] = []  # of the last round, a line for each reply
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
         """The uploads in the order of the jobs, each fetched when it is asked for."""
-        self.observed = []
+        self.observed, self._records = [], {}
         waiting, under_way = deque(jobs), deque[Turn]()
         while waiting or under_way:
             while waiting and len(under_way) < self._settings.window:
@@ -88,13 +89,14 @@ class GridExecutor:
         piece = self._federation.slice(job.level, job.round)
         order = Order(self._fleet.run, self._config, job, self._accepted.manifest.get(job.client))
         sent = self._federation.method.server.sent(server, job.level)
-        content = encode_order(order, piece.look(server.state(job.level)), piece.look(sent))
+        if job.level not in self._records:  # the same for all nodes of a level
+            self._records[job.level] = arrays(piece.look(server.state(job.level))), arrays(piece.look(sent))
+        content = encode_order(order, *self._records[job.level])
         node = self._fleet.nodes[job.client].node
         message = Message(
             content, node, MessageType.TRAIN, ttl=self._settings.deadline + CLOCKS, group_id=str(job.round + 1)
         )
-        (id,) = list(self._grid.push_messages([message])) or [None]
-        return Turn(job, node, id, time.monotonic(), num_bytes(content))
+        return Turn(job, node, push(self._grid, message), time.monotonic(), num_bytes(content))
 
     def _outcome(self, turn: Turn) -> Upload | Lost:
         client = turn.job.client
@@ -103,13 +105,13 @@ class GridExecutor:
             return Lost(client, f"node {turn.node}: {reply}")
         if reply.has_error():
             reason = one_line(reply.error.reason or f"error {reply.error.code}")
-            smaller = reply.error.code == CRASHED and self._fleet.missed(client)
-            return Lost(client, f"node {turn.node}: {reason}{self._consequence(turn, smaller)}")
+            if reply.error.code == CRASHED:
+                reason += self._missed(client)
+            return Lost(client, f"node {turn.node}: {reason}")
         try:
             upload, report = decode_reply(reply.content, self._federation, turn.job)
         except OutOfMemory as problem:
-            smaller = self._fleet.overwhelmed(client)
-            return Lost(client, f"node {turn.node}: out of memory ({problem}){self._consequence(turn, smaller)}")
+            return Lost(client, f"node {turn.node}: out of memory ({problem}){self._missed(client, at_once=True)}")
         except UploadError as problem:
             return Lost(client, f"node {turn.node}: {problem}")
         self._fleet.succeeded(client)
@@ -134,21 +136,19 @@ class GridExecutor:
                 if reply.metadata.reply_to_message_id == turn.message:
                     return reply
             if expired:
-                smaller = self._fleet.missed(turn.job.client)
-                return f"silent for {self._settings.deadline:g} s, its deadline{self._consequence(turn, smaller)}"
+                return f"silent for {self._settings.deadline:g} s, its deadline{self._missed(turn.job.client)}"
             time.sleep(self._settings.poll)
             # Looked for once more after the deadline: it may have come while an earlier one was waited for.
             expired = time.monotonic() > turn.sent + self._settings.deadline
 
-    def _consequence(self, turn: Turn, smaller: bool) -> str:
-        return f"; it gets level {self._fleet.nodes[turn.job.client].level} from now on" if smaller else ""
+    def _missed(self, client: int, at_once: bool = False) -> str:
+        """Gives a node that cannot keep up a smaller model, at once or when its patience is over; says so."""
+        own = self._federation.method.level == "own"  # or all train the same, whatever they can
+        smaller = own and (self._fleet.overwhelmed(client) if at_once else self._fleet.missed(client))
+        return f"; it gets level {self._fleet.nodes[client].level} from now on" if smaller else ""
 
 
-def ask(grid: Grid, nodes: Sequence[int], content: Callable[[], object], ttl: float) -> dict[str, int]:
-    """Sends a question to nodes: whom each message asks."""
-    asked = {}
-    for node in nodes:
-        (id,) = list(grid.push_messages([Message(content(), node, MessageType.QUERY, ttl=ttl)])) or [None]
-        if id is not None:
-            asked[id] = node
-    return asked
+def push(grid: Grid, message: Message) -> str | None:
+    """Sends a message; its id, if the SuperLink has taken it."""
+    ids = list(grid.push_messages([message]))
+    return ids[0] or None if ids else None

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from incofl.data import OWN
 from incofl.engine.federation import Federation, Job
 from incofl.errors import UploadError
 from incofl.method import Upload
@@ -76,16 +77,14 @@ class Answer:
     examples: int | None = None
 
 
-def encode_order(order: Order, state: Tensors, sent: Tensors) -> RecordDict:
+def encode_order(order: Order, model: ArrayRecord, sent: ArrayRecord) -> RecordDict:
     """A turn: the slice, what the server sends besides, and what to do with it."""
     job = order.job
     level, round = order.memory or (-1, -1)
     numbers = {"version": VERSION, "round": job.round, "client": job.client, "level": job.level}
     memory = {"memory_level": level, "memory_round": round}
     words = {"run": order.run, "config": order.config}
-    return RecordDict(
-        {"model": arrays(state), "sent": arrays(sent), "order": ConfigRecord({**numbers, **memory, **words})}
-    )
+    return RecordDict({"model": model, "sent": sent, "order": ConfigRecord({**numbers, **memory, **words})})
 
 
 def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors]:
@@ -152,6 +151,9 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job) -> tuple
     for name, value in expected.items():
         if whole[name] != value:
             raise UploadError(f"it replies for {name} {whole[name]}, expected {value}")
+    examples = len(federation.partition[job.client])
+    if federation.data.name != OWN and whole["examples"] != examples:
+        raise UploadError(f"it has {whole['examples']} examples, expected {examples}; is its data-root another?")
     labels = record["labels"]
     if not isinstance(labels, list) or len(labels) != federation.data.classes:
         raise UploadError(f"'labels' is not a list of {federation.data.classes} numbers")
@@ -173,9 +175,9 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job) -> tuple
     return upload, Report(real["seconds"], real["cpu_seconds"], whole["peak_memory"], bool(whole["forgot"]))
 
 
-def encode_question(config: str) -> RecordDict:
-    """Asks a node what it can do in the run of a config."""
-    return RecordDict({"question": ConfigRecord({"version": VERSION, "config": config})})
+def encode_question() -> RecordDict:
+    """Asks a node what it can do."""
+    return RecordDict({"question": ConfigRecord({"version": VERSION})})
 
 
 def encode_answer(answer: Answer) -> RecordDict:
@@ -234,26 +236,32 @@ def _decode(record: Any, shapes: Mapping[str, tuple[int, ...]], federation: Fede
         array, dtype = record[name], federation.model.initial[name].dtype
         expected = np.dtype(str(dtype).removeprefix("torch."))
         size, got = math.prod(shape) * expected.itemsize, len(array.data)
-        if array.stype != "numpy.ndarray" or not size <= got <= size + HEADER:
+        if array.stype != "numpy.ndarray" or got > size + HEADER:
             raise UploadError(f"{part} {name!r} has {got} bytes of {array.stype[:20]!r}, its slice expects {size}")
-        header = BytesIO(array.data[: got - size])
-        try:
-            if np.lib.format.read_magic(header) != (1, 0):
-                raise ValueError
-            held, fortran, kind = np.lib.format.read_array_header_1_0(header, max_header_size=HEADER)
-        except ValueError:
-            raise UploadError(f"{part} {name!r} is not an array") from None
-        if tuple(held) != shape or tuple(array.shape) != shape or kind != expected or header.tell() != got - size:
+        held, fortran, kind, start = _header(array.data, f"{part} {name!r}")
+        if held != shape or tuple(array.shape) != shape or kind != expected or got != start + size:
             raise UploadError(
-                f"{part} {name!r} has shape {tuple(held)} of {kind}, its slice expects {shape} of {expected}; "
+                f"{part} {name!r} has shape {held} of {kind} in {got} bytes, its slice expects {shape} of {expected}; "
                 "was it trained with another round's slice?"
             )
-        flat = np.frombuffer(array.data, expected, offset=got - size)
+        flat = np.frombuffer(array.data, expected, offset=start)
         values = flat.reshape(shape, order="F" if fortran else "C")
         # A copy, in the order of memory that all tensors of models have: bytes that came cannot be written to.
         found[name] = empty(shape, dtype)
         np.copyto(found[name].numpy(), values)
     return found
+
+
+def _header(data: bytes, what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """What the header of npy bytes claims: shape, whether columns come first, type; and where it ends."""
+    file = BytesIO(data[: 2 * HEADER])
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError
+        shape, fortran, kind = np.lib.format.read_array_header_1_0(file, max_header_size=HEADER)
+    except ValueError:
+        raise UploadError(f"{what} is not an array") from None
+    return tuple(shape), fortran, kind, file.tell()
 
 
 def _check_keys(record: Mapping[str, Any], expected: set[str], what: str) -> None:

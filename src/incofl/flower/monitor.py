@@ -1,6 +1,6 @@
 """An endpoint for Prometheus: what a run's lines say, as gauges and counters."""
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -27,7 +27,7 @@ class Monitor:
     def __init__(self, watched: Progress, port: int) -> None:
         self._watched, self._port = watched, port
         self._registry = CollectorRegistry()
-        gauge: Callable[..., Gauge] = lambda *name: Gauge(*name, registry=self._registry)  # noqa: E731
+        gauge = functools.partial(Gauge, registry=self._registry)
         self._round = gauge("incofl_round", "finished rounds")
         self._seconds = gauge("incofl_round_seconds", "that the last round took")
         self._loss = gauge("incofl_train_loss", "mean over the last cohort's examples")

@@ -72,17 +72,21 @@ class Fleet:
         refused = [{"node": str(node), "reason": reason} for node, reason in sorted(self.refused.items())]
         write_json(self._path, {"run": self.run, "nodes": entries, "refused": refused})
 
-    def unknown(self, ids: Collection[int]) -> list[int]:
-        """Those of some nodes that have not answered yet."""
-        known = {self.nodes[client].node for client in self._present} | self.refused.keys()
-        return sorted(set(ids) - known)
+    def meet(self, ids: Collection[int]) -> list[int]:
+        """Those of the connected nodes that have not answered yet; who was away counts as new when it comes back."""
+        self._present = {client for client in self._present if self.nodes[client].node in ids}
+        self.refused = {node: reason for node, reason in self.refused.items() if node in ids}
+        return sorted(set(ids) - {self.nodes[client].node for client in self._present} - self.refused.keys())
 
-    def reachable(self, ids: Collection[int]) -> list[int]:
-        """The clients whose nodes are among some ids."""
-        return sorted(client for client in self._present if self.nodes[client].node in ids)
+    @property
+    def present(self) -> list[int]:
+        """The clients whose nodes were connected when last seen, and have answered."""
+        return sorted(self._present)
 
     def welcome(self, id: int, answer: Answer) -> Node:
         """Takes in a node that has answered; a client that comes back under the same limits keeps its level.
+
+        Of two nodes that claim to be the same client, the one that answered last is believed.
 
         Raises:
             ConfigError: no level fits it, or it asks for what there is not.
@@ -94,8 +98,9 @@ class Fleet:
             level, missed = before.level, before.missed
         else:
             level, missed = self._level(id, client, answer.level, limits), 0
-        for other in [c for c in self._present if self.nodes[c].node == id and c != client]:
-            self._present.discard(other)
+        if client in self._present and before is not None and before.node != id:
+            self.refused[before.node] = f"client {client} is node {id} now"
+        self._present -= {other for other in self._present if self.nodes[other].node == id}
         self.nodes[client] = Node(client, id, level, answer.level, limits, answer.examples, missed)
         self._present.add(client)
         self.refused.pop(id, None)
@@ -125,8 +130,9 @@ class Fleet:
         return assign([DeviceClass(f"node {id}", 1, **limits)], self._costs)[0] if limits else self._defaults[client]
 
     def refuse(self, id: int, reason: str) -> None:
-        """Leaves a node out until it comes back under another id, or is asked again."""
+        """Leaves a node out until it has been away."""
         self.refused[id] = reason
+        self._present -= {client for client in self._present if self.nodes[client].node == id}
 
     def succeeded(self, client: int) -> None:
         """A node has replied in time."""

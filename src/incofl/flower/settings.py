@@ -42,21 +42,16 @@ class Settings:
     metrics_port: int = 0
 
     def __post_init__(self) -> None:
-        least = {"attempts": 1, "window": 1, "patience": 1}
-        for name in ("deadline", "wait", "poll", "min_nodes", "min_replies", *least, "refresh", "metrics_port"):
-            value, bound = getattr(self, name), least.get(name, 0)
-            if not value >= bound or (name in ("deadline", "poll") and value == 0):
-                raise ConfigError(
-                    f"{dashed(name)}: got {value}, expected a number {'>' if not bound else '>='} {bound}"
-                )
+        counts = {"min_nodes": 0, "min_replies": 0, "attempts": 1, "window": 1, "patience": 1, "refresh": 0}
+        for name, least in {**counts, "wait": 0, "metrics_port": 0}.items():
+            if not getattr(self, name) >= least:
+                raise ConfigError(f"{name.replace('_', '-')}: got {getattr(self, name)}, expected at least {least}")
+        for name in ("deadline", "poll"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}: got {getattr(self, name)}, expected a number > 0")
 
 
 NAMES = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(Settings)}
-
-
-def dashed(name: str) -> str:
-    """As Flower's run config has it."""
-    return name.replace("_", "-")
 
 
 def read_run_config(given: Mapping[str, Any], settings: Settings) -> tuple[Settings, str | None, list[str]]:

@@ -7,23 +7,24 @@ from logging import getLogger
 from pathlib import Path
 
 import torch
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from incofl.config import Config
-from incofl.engine.build import build, build_method, build_model, build_splitter, client_levels
+from incofl.engine.build import build
 from incofl.engine.executor import Executor
 from incofl.engine.federation import Federation
 from incofl.engine.records import Row, RunFolder
 from incofl.engine.round import Tally
 from incofl.engine.site import Memories
 from incofl.engine.trace import Trace
-from incofl.errors import ConfigError, IncoflError, RunError
-from incofl.flower.grid import CLOCKS, GridExecutor, ask
+from incofl.errors import IncoflError, RunError
+from incofl.flower.grid import CLOCKS, GridExecutor, push
 from incofl.flower.memory import Accepted
 from incofl.flower.messages import decode_answer, encode_question, one_line
 from incofl.flower.nodes import Fleet
 from incofl.flower.settings import Settings
-from incofl.flower.task import Task
+from incofl.flower.task import Task, build_own
 
 LOG = getLogger("flwr")  # Flower shows what is logged there to whoever watches the run
 
@@ -70,12 +71,12 @@ class FlowerSite:
         least = max(1, settings.min_nodes or min(self._config.cohort_size, population), settings.min_replies)
         until = time.monotonic() + settings.wait
         if settings.refresh and self._begun and round % settings.refresh == 0 and not self._attempts:
-            self._question(self._known())
+            self._question([self._fleet.nodes[client].node for client in self._fleet.present])
         while True:
             ids = set(self._grid.get_node_ids())
-            self._question([node for node in self._fleet.unknown(ids) if node not in self._asked.values()])
+            self._question([node for node in self._fleet.meet(ids) if node not in self._asked.values()])
             self._hear()
-            clients = self._fleet.reachable(ids)
+            clients = self._fleet.present
             expired = time.monotonic() > until
             if len(clients) >= (population if not self._begun and not expired else least):
                 break
@@ -112,12 +113,11 @@ class FlowerSite:
         """What the nodes measured."""
         return {"nodes": self._executor.observed}
 
-    def _known(self) -> list[int]:
-        return [node.node for node in self._fleet.nodes.values()]
-
     def _question(self, nodes: Sequence[int]) -> None:
-        config = self._config.to_toml()
-        self._asked |= ask(self._grid, nodes, lambda: encode_question(config), self._settings.wait + CLOCKS)
+        for node in nodes:
+            message = Message(encode_question(), node, MessageType.QUERY, ttl=self._settings.wait + CLOCKS)
+            if (id := push(self._grid, message)) is not None:
+                self._asked[id] = node
 
     def _hear(self) -> None:
         """Takes in the nodes whose answers have come."""
@@ -151,23 +151,3 @@ class FlowerSite:
                 federation = dataclasses.replace(federation, partition=partition)
                 federation.__dict__["costs"] = costs
         return federation
-
-
-def build_own(config: Config, task: Task) -> Federation:
-    """The federation of a user's own model and examples, without examples but those of the server's test set."""
-    model = build_model(config)
-    splitter, method = build_splitter(config, model), build_method(config)
-    if method.server.buffers == "static" and model.layout.buffers:
-        raise ConfigError("buffers: got 'static', expected another: the server has no examples to measure them on")
-    method.client.check(model.template, model.example(2))
-    return Federation(
-        model=model,
-        splitter=splitter,
-        method=method,
-        data=task.server_data(),
-        partition=[torch.empty(0, device="meta")] * config.data.clients,
-        levels=client_levels(config, len(splitter.depths)),
-        local=task.settings(config.local),
-        seed=config.seed,
-        device=config.engine.device,
-    )

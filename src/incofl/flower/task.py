@@ -11,6 +11,8 @@ from torch import Generator, Tensor, nn
 from incofl.client import LocalSettings
 from incofl.config import Config, make_config
 from incofl.data import OWN, Dataset, Examples, Pipeline, Source, Tokens, View, describe_own
+from incofl.engine.build import build_method, build_model, build_splitter, client_levels
+from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, DataError
 from incofl.models.custom import name_factory
 
@@ -133,7 +135,7 @@ def as_examples(given: Given, what: str) -> Examples:
     if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, Tensor) for part in given)):
         try:
             batches = [(x, y) for x, y in given]
-            given = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])  # type: ignore[arg-type]
+            given = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
         except (TypeError, ValueError, RuntimeError) as problem:
             raise DataError(
                 f"{what}: expected tensors (x, y) or batches of them, got {type(given)} ({problem})"
@@ -142,3 +144,23 @@ def as_examples(given: Given, what: str) -> Examples:
     if not isinstance(x, Tensor) or not isinstance(y, Tensor) or len(x) != len(y) or y.is_floating_point():
         raise ConfigError(f"{what}: expected as many examples as labels, and labels that are whole numbers")
     return Examples(x, y)
+
+
+def build_own(config: Config, task: Task) -> Federation:
+    """The federation of a user's own model and examples, without examples but those of the server's test set."""
+    model = build_model(config)
+    splitter, method = build_splitter(config, model), build_method(config)
+    if method.server.buffers == "static" and model.layout.buffers:
+        raise ConfigError("buffers: got 'static', expected another: the server has no examples to measure them on")
+    method.client.check(model.template, model.example(2))
+    return Federation(
+        model=model,
+        splitter=splitter,
+        method=method,
+        data=task.server_data(),
+        partition=[torch.empty(0, device="meta")] * config.data.clients,
+        levels=client_levels(config, len(splitter.depths)),
+        local=task.settings(config.local),
+        seed=config.seed,
+        device=config.engine.device,
+    )
