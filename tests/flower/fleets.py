@@ -21,7 +21,8 @@ def fleet(config: Config, **node_config: Any) -> LoopGrid:
 
 def settings(out: Path, **others: Any) -> Settings:
     """Of an impatient server."""
-    return Settings(**{"out": str(out), "poll": 0.001, "deadline": 0.01, "wait": 2.0} | others)
+    known: dict[str, Any] = {"out": str(out), "poll": 0.001, "deadline": 0.01, "wait": 2.0}
+    return Settings(**known | others)
 
 
 def final_state(folder: Path) -> bytes:

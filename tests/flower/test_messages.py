@@ -47,7 +47,7 @@ def genuine(federation: Federation) -> RecordDict:
     model, sent = (arrays(piece.look(part)) for part in (server.shared, server.extra["variate"]))
     order = Order("run", tiny_config(*CONFIG).to_toml(), JOB)
     message = Message(wired(encode_order(order, model, sent)), 1, MessageType.TRAIN)
-    return make_client_app()(message, Context(0, 1, {}, RecordDict(), {})).content  # type: ignore[no-any-return]
+    return make_client_app()(message, Context(0, 1, {}, RecordDict(), {})).content
 
 
 def test_a_genuine_reply_is_the_engines_upload(federation: Federation, genuine: RecordDict) -> None:
