@@ -30,7 +30,7 @@ class LoopGrid:
     fates: dict[int, Fate] = field(default_factory=dict)
     orders: list[tuple[int, RecordDict]] = field(default_factory=list)
     questions: list[int] = field(default_factory=list)
-    most: int = 0  # messages that waited at a time
+    most: int = 0  # orders that waited at a time
     _waiting: dict[str, Message] = field(default_factory=dict)
     _lost: set[str] = field(default_factory=set)
 
@@ -56,7 +56,8 @@ class LoopGrid:
             id = uuid.uuid4().hex
             message.metadata.__dict__["_message_id"] = id
             self._waiting[id] = message
-            self.most = max(self.most, len(self._waiting))
+            trains = [other for other in self._waiting.values() if other.metadata.message_type == MessageType.TRAIN]
+            self.most = max(self.most, len(trains))
             ids.append(id)
         return ids
 

@@ -84,6 +84,29 @@ def test_errors_of_flower_are_named_by_node(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "nodes.json").read_text())["nodes"][1]["level"] == 1  # no fault of its size
 
 
+def unreadable(message: Message) -> Message:
+    raise ValueError("Unexpected set of `children`")
+
+
+def test_a_reply_that_flower_cannot_read(tmp_path: Path) -> None:
+    grid = fleet(CONFIG)
+    grid.fates[VICTIM] = unreadable
+    serve(grid, dataclasses.replace(CONFIG, rounds=1), settings(tmp_path / "run"))
+    (row,) = rows(tmp_path / "run")
+    reason = "client 1: node 1001: its reply cannot be read: Unexpected set of `children`"
+    assert row["rejected"] == [{"client": 1, "reason": reason}]
+    assert len(row["nodes"]) == 3
+
+
+def test_a_client_app_that_dies_gets_less(tmp_path: Path) -> None:
+    grid = fleet(CONFIG)
+    grid.fates[VICTIM] = lambda message: Message(Error(8, "ClientApp process crashed"), reply_to=message)
+    serve(grid, CONFIG, settings(tmp_path / "run"))
+    reasons = [refusal["reason"] for row in rows(tmp_path / "run") for refusal in row["rejected"]]
+    died = "client 1: node 1001: ClientApp process crashed"
+    assert reasons == [died, f"{died}; it gets level 0 from now on"]
+
+
 def test_a_silent_node_costs_a_deadline_and_gets_less(tmp_path: Path) -> None:
     grid = fleet(CONFIG)
     grid.fates[VICTIM] = lambda message: None

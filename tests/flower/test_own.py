@@ -86,6 +86,17 @@ def test_without_test_examples_nothing_is_evaluated(example: dict[str, Any], tmp
     assert row["loss"] > 0
 
 
+def test_nothing_that_a_config_says_of_an_own_model_is_ignored(example: dict[str, Any], tmp_path: Path) -> None:
+    values = {**example["config"], "rounds": 1, "split": {"kind": "layer", "levels": [1, 4]}}
+    app = make_server_app(values, example["task"], out=str(tmp_path / "run"), poll=0.01)
+    app(nodes(example["client_app"]), context(data__clients=4, cohort=2, wait=0.1))
+    config = load_config(tmp_path / "run" / "config.toml")
+    assert config.split.levels == (1, 4)
+    assert config.data.clients == 4
+    with pytest.raises(ConfigError, match=r"model\.width: got 0\.5, but example:model has no parameter 'width'"):
+        app(nodes(example["client_app"]), context(model__width=0.5, out=str(tmp_path / "other")))
+
+
 def test_a_node_with_another_model_says_so(example: dict[str, Any], tmp_path: Path) -> None:
     def another() -> Any:
         return example["model"]()

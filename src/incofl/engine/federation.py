@@ -1,6 +1,7 @@
 """A federation: everything about a run that does not change from round to round."""
 
 import bisect
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -124,6 +125,12 @@ class Federation:
     def population(self) -> dict[int, tuple[Slice, int]]:
         """For each level in use its slice in the first round and how many clients there are."""
         return {level: (self.slice(level, 0), self.clients_by_level[level]) for level in self.levels_in_use}
+
+    def with_clients(self, levels: ClientLevels | ListedLevels, partition: Sequence[Tensor]) -> "Federation":
+        """The same federation of other clients, without computing again what does not depend on them."""
+        other = dataclasses.replace(self, levels=levels, partition=partition)
+        other.__dict__.update({name: vars(self)[name] for name in ("costs", "_slices") if name in vars(self)})
+        return other
 
     def labels(self, client: int) -> Tensor:
         """How many examples of each class a client has."""

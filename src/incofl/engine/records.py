@@ -6,6 +6,7 @@ partition.json            the examples of each client
 metrics.jsonl             a line a round
 summary.json              the result
 trace.json                a timeline, with engine.trace
+nodes.json                which node is which client and what it can do, of a run on Flower
 checkpoint/state.safetensors   the server after the last finished round
 checkpoint/clients/            what clients remember, for methods that need it
 """
@@ -74,6 +75,11 @@ class RunFolder:
     def environment(self) -> Path:
         """Versions, machine, commit."""
         return self.path / "environment.json"
+
+    @property
+    def nodes(self) -> Path:
+        """The nodes of a run on Flower."""
+        return self.path / "nodes.json"
 
     @property
     def trace(self) -> Path:

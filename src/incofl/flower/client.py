@@ -107,7 +107,7 @@ def _at_work(toml: str, task: Task | None, root: str | None, device: str | None)
     if task is not None:
         task.introduce()
     config = make_config(values)
-    if task is not None and config != task.configured(config):
+    if task is not None and make_config(values, task.overrides) != config:
         raise ConfigError(f"model.name: the server's is {config.model.name!r}, expected that of this node's task")
     federation = build(config) if task is None else build_own(config, dataclasses.replace(task, test=None))
     return federation, Worker(federation)

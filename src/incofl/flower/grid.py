@@ -73,6 +73,7 @@ class GridExecutor:
             outcome = self._outcome(turn)
             self._trace.add(str(turn.job), "nodes", start, time.perf_counter())
             yield [outcome]
+        self._records = {}
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
         """The score of each level's sub-model on the server's test set."""
@@ -100,15 +101,11 @@ class GridExecutor:
 
     def _outcome(self, turn: Turn) -> Upload | Lost:
         client = turn.job.client
-        reply = self._reply(turn)
-        if isinstance(reply, str):
-            return Lost(client, f"node {turn.node}: {reply}")
-        if reply.has_error():
-            reason = one_line(reply.error.reason or f"error {reply.error.code}")
-            if reply.error.code == CRASHED:
-                reason += self._missed(client)
-            return Lost(client, f"node {turn.node}: {reason}")
         try:
+            reply = self._reply(turn)
+            if not reply.has_content():
+                crashed = reply.has_error() and reply.error.code == CRASHED
+                raise UploadError(words(reply) + (self._missed(client) if crashed else ""))
             upload, report = decode_reply(reply.content, self._federation, turn.job)
         except OutOfMemory as problem:
             return Lost(client, f"node {turn.node}: out of memory ({problem}){self._missed(client, at_once=True)}")
@@ -126,20 +123,23 @@ class GridExecutor:
         )
         return upload
 
-    def _reply(self, turn: Turn) -> Message | str:
-        """A node's reply, or why there is none."""
+    def _reply(self, turn: Turn) -> Message:
+        """A node's reply.
+
+        Raises:
+            UploadError: there is none, or none that can be read.
+        """
         if turn.message is None:
-            return "its order could not be sent"
+            raise UploadError("its order could not be sent")
         expired = False
-        while True:
-            for reply in self._grid.pull_messages([turn.message]):
-                if reply.metadata.reply_to_message_id == turn.message:
-                    return reply
+        while (reply := pull(self._grid, turn.message)) is None:
             if expired:
-                return f"silent for {self._settings.deadline:g} s, its deadline{self._missed(turn.job.client)}"
+                missed = self._missed(turn.job.client)
+                raise UploadError(f"silent for {self._settings.deadline:g} s, its deadline{missed}")
             time.sleep(self._settings.poll)
             # Looked for once more after the deadline: it may have come while an earlier one was waited for.
             expired = time.monotonic() > turn.sent + self._settings.deadline
+        return reply
 
     def _missed(self, client: int, at_once: bool = False) -> str:
         """Gives a node that cannot keep up a smaller model, at once or when its patience is over; says so."""
@@ -152,3 +152,20 @@ def push(grid: Grid, message: Message) -> str | None:
     """Sends a message; its id, if the SuperLink has taken it."""
     ids = list(grid.push_messages([message]))
     return ids[0] or None if ids else None
+
+
+def pull(grid: Grid, message: str) -> Message | None:
+    """The reply to a message, if it has come; whose it is follows from the message, for errors are the SuperLink's.
+
+    Raises:
+        UploadError: it cannot be read.
+    """
+    try:
+        return next((r for r in grid.pull_messages([message]) if r.metadata.reply_to_message_id == message), None)
+    except (ValueError, TypeError, LookupError, AttributeError) as problem:  # of Flower, at what a stranger sent
+        raise UploadError(f"its reply cannot be read: {one_line(str(problem))}") from None
+
+
+def words(reply: Message) -> str:
+    """Why there is no content in a reply."""
+    return one_line(reply.error.reason or f"error {reply.error.code}") if reply.has_error() else "an empty reply"

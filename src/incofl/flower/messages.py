@@ -259,7 +259,7 @@ def _header(data: bytes, what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError
         shape, fortran, kind = np.lib.format.read_array_header_1_0(file, max_header_size=HEADER)
-    except ValueError:
+    except Exception:  # whatever a parser raises at what a stranger sent
         raise UploadError(f"{what} is not an array") from None
     return tuple(shape), fortran, kind, file.tell()
 

@@ -52,11 +52,12 @@ def serve(grid: Grid, config: Config, settings: Settings, task: Task | None = No
 
 
 def _config(given: Config | Mapping[str, Any] | str | Path | None, overrides: list[str], task: Task | None) -> Config:
+    if task is not None:
+        task.introduce()
+        overrides = [*overrides, *task.overrides]
     if isinstance(given, Config):
         given = given.to_dict()
     config = make_config(given, overrides) if isinstance(given, Mapping) else load_config(given, overrides)
-    if task is not None:
-        config = task.configured(config)
     if config.engine.compile:
         raise ConfigError("engine.compile: got true, expected false: nodes are new processes in every turn")
     return config

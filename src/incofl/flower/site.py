@@ -19,9 +19,9 @@ from incofl.engine.round import Tally
 from incofl.engine.site import Memories
 from incofl.engine.trace import Trace
 from incofl.errors import IncoflError, RunError
-from incofl.flower.grid import CLOCKS, GridExecutor, push
+from incofl.flower.grid import CLOCKS, GridExecutor, pull, push, words
 from incofl.flower.memory import Accepted
-from incofl.flower.messages import decode_answer, encode_question, one_line
+from incofl.flower.messages import decode_answer, encode_question
 from incofl.flower.nodes import Fleet
 from incofl.flower.settings import Settings
 from incofl.flower.task import Task, build_own
@@ -40,7 +40,7 @@ class FlowerSite:
 
     def build(self, config: Config, folder: RunFolder) -> Federation:
         """The federation; with a task, of examples that only the nodes have."""
-        self._config, self._nodes_file = config, folder.path / "nodes.json"
+        self._config, self._nodes_file = config, folder.nodes
         if self._task is None:
             known = folder.load_partition(config.data.clients)
             federation = build(config, known, begun=folder.checkpoint.exists())
@@ -68,7 +68,7 @@ class FlowerSite:
             RunError: there are too few nodes for too long.
         """
         settings, population = self._settings, self._config.data.clients
-        least = max(1, settings.min_nodes or min(self._config.cohort_size, population), settings.min_replies)
+        least = max(1, settings.min_nodes or self._config.cohort_size, settings.min_replies)
         until = time.monotonic() + settings.wait
         if settings.refresh and self._begun and round % settings.refresh == 0 and not self._attempts:
             self._question([self._fleet.nodes[client].node for client in self._fleet.present])
@@ -121,16 +121,18 @@ class FlowerSite:
 
     def _hear(self) -> None:
         """Takes in the nodes whose answers have come."""
-        for reply in self._grid.pull_messages(list(self._asked)) if self._asked else ():
-            id = self._asked.pop(reply.metadata.reply_to_message_id, None)
-            if id is None:
-                continue
-            if reply.has_error():  # asked again as long as it is connected
-                LOG.warning("incofl: node %s does not answer: %s", id, one_line(reply.error.reason or ""))
-                continue
+        for question, id in list(self._asked.items()):
             try:
+                reply = pull(self._grid, question)
+                if reply is None:
+                    continue
+                del self._asked[question]
+                if not reply.has_content():  # asked again as long as it is connected
+                    LOG.warning("incofl: node %s does not answer: %s", id, words(reply))
+                    continue
                 node = self._fleet.welcome(id, decode_answer(reply.content))
             except IncoflError as problem:
+                self._asked.pop(question, None)
                 self._fleet.refuse(id, str(problem))
                 LOG.warning("incofl: node %s is left out: %s", id, problem)
             else:
@@ -138,16 +140,8 @@ class FlowerSite:
 
     def _as_they_are(self, federation: Federation) -> Federation:
         """The federation with the levels, and where only they know the numbers of examples, of its nodes."""
-        levels = self._fleet.levels
-        if levels != federation.levels:
-            costs = federation.costs
-            federation = dataclasses.replace(federation, levels=levels)
-            federation.__dict__["costs"] = costs  # they cost seconds, and depend on no client
-        if self._task is not None:
-            sizes = [self._fleet.nodes[c].examples or 0 if c in self._fleet.nodes else 0 for c in range(len(levels))]
-            if sizes != [len(part) for part in federation.partition]:
-                costs = federation.costs
-                partition = [torch.empty(size, device="meta") for size in sizes]  # only their lengths are asked for
-                federation = dataclasses.replace(federation, partition=partition)
-                federation.__dict__["costs"] = costs
-        return federation
+        levels, partition, nodes = self._fleet.levels, federation.partition, self._fleet.nodes
+        if self._task is not None:  # only the lengths of the parts are asked for
+            sizes = [nodes[client].examples or 0 if client in nodes else 0 for client in range(len(levels))]
+            partition = [torch.empty(size, device="meta") for size in sizes]
+        return federation.with_clients(levels, partition)

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from incofl.client import LocalSettings
-from incofl.config import Config, make_config
+from incofl.config import Config
 from incofl.data import OWN, Dataset, Examples, Pipeline, Source, Tokens, View, describe_own
 from incofl.engine.build import build_method, build_model, build_splitter, client_levels
 from incofl.engine.federation import Federation
@@ -63,16 +63,10 @@ class Task:
         """From now on, in this process, these examples are what ``own`` means in a config."""
         describe_own(self.source)
 
-    def configured(self, config: Config) -> Config:
-        """A config with this model and these examples in it."""
-        self.introduce()
-        values = config.to_dict()
-        values["model"] |= {"name": name_factory(self.model), "stem": "auto", "width": 1.0}
-        values["data"] |= {"name": OWN, "partition": "iid", "side": "none"}
-        if config.data.name != OWN:  # what was resolved for another data set's model is not meant for this one
-            values["split"]["levels"] = values["split"]["levels"] if config.split.kind == "hetero" else "auto"
-            values["split"]["kind"] = values["split"]["kind"] if config.split.kind == "hetero" else "auto"
-        return make_config(values)
+    @property
+    def overrides(self) -> list[str]:
+        """What a config must say for this model and these examples to be meant."""
+        return [f"model.name={name_factory(self.model)}", f"data.name={OWN}", "data.partition=iid"]
 
     @property
     def source(self) -> Source:
