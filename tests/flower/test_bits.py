@@ -86,6 +86,9 @@ def test_a_node_that_restarts_remembers_what_is_on_its_disk(folder: bool, undist
     forgot = [node for row in rows(tmp_path / "run") for node in row["nodes"] if "forgot" in node]
     if folder:
         assert not forgot
+        kept = [len(list(path.iterdir())) for path in (tmp_path / "nodes").glob("*/client-*")]
+        assert len(kept) == 4
+        assert max(kept) <= 2  # of the last turn, and of the one before
         assert final_state(undisturbed) == final_state(tmp_path / "run")
     else:  # said, not hidden
         assert forgot

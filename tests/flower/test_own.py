@@ -68,8 +68,8 @@ def test_own_optimizers_and_loaders_are_used(example: dict[str, Any], tmp_path: 
         ("loader", dataclasses.replace(task, data=loader)),
         ("plain", task),
     ):
-        app = make_server_app({**example["config"], "rounds": 1}, other, out=str(tmp_path / name), poll=0.01)
-        app(nodes(make_client_app(other)), context())
+        app = make_server_app(example["config"], other, out=str(tmp_path / name), poll=0.01)
+        app(nodes(make_client_app(other), 2), context(rounds=1, cohort=1, data__clients=2, eval__every=2))
         states.append(final_state(tmp_path / name))
     assert states[1] == states[2] != states[0]
     still = incofl.load_model(tmp_path / "still").state_dict()
