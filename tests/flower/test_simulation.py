@@ -19,7 +19,7 @@ from tests.federations import tiny_config
 method, out = sys.argv[1:]
 config = tiny_config(f"method={method}", "rounds=2", "engine.workers=1")
 one = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}}
-server = make_server_app(config, out=out, poll=0.05)
+server = make_server_app(config, out=out, poll=0.05, wait=400)
 run_simulation(server, make_client_app(), num_supernodes=config.data.clients, backend_config=one)
 """
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def test_two_rounds_of_the_simulation_are_those_of_the_engine(method: str, tmp_p
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=580,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert final_state(tmp_path / "here") == final_state(tmp_path / "there")
