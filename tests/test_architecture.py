@@ -23,6 +23,7 @@ ORDER = [
     ["analysis"],
     ["reproduce"],
     ["display"],
+    ["flower"],
     ["cli_data", "cli_analysis", "cli_report", "cli_reproduce"],
     ["cli"],
 ]
@@ -66,6 +67,13 @@ def test_every_room_is_in_the_order() -> None:
 def test_inco_can_be_read_alone() -> None:
     for path in (SOURCE / "inco").glob("*.py"):
         assert imports(path) <= {"inco", "tensors", "layout", "errors"}
+
+
+def test_only_one_room_knows_flower() -> None:
+    for path in files():
+        nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
+        names = [n.module or "" if isinstance(n, ast.ImportFrom) else n.names[0].name for n in nodes]
+        assert room(path) == "flower" or not any(name.split(".")[0] == "flwr" for name in names), path
 
 
 def test_only_models_know_parameter_names() -> None:

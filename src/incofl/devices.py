@@ -10,6 +10,7 @@
 Each limit may be left out; then it does not bind.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,9 @@ def _device(entry: Any, where: str) -> DeviceClass:
         raise ConfigError(f"{where}: name: got {name!r}, expected a string")
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(f"{where} ({name}): count: got {count!r}, expected a whole number >= 1")
-    limits = {
-        key: parse_quantity(entry[key], f"{where} ({name}): {key}", units)
-        for key, units in _UNITS.items()
-        if key in entry
-    }
-    return DeviceClass(name, count, limits.get("memory"), limits.get("compute"), limits.get("bandwidth"))
+    return DeviceClass(name, count, **read_limits(entry, f"{where} ({name})"))
+
+
+def read_limits(entry: Mapping[str, Any], where: str) -> dict[str, int]:
+    """The limits among some values, as numbers of bytes and multiply-accumulates."""
+    return {key: parse_quantity(entry[key], f"{where}: {key}", units) for key, units in _UNITS.items() if key in entry}

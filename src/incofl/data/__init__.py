@@ -4,10 +4,11 @@ from incofl.data.batches import eval_batches, local_batches
 from incofl.data.dataset import Dataset, Examples, Pipeline, Shape, Source, View
 from incofl.data.partition import VirtualPartition, make_partition, natural_partition
 from incofl.data.pipeline import ImagePipeline, ImageViews, Texts, Tokens
-from incofl.data.sources import DATASETS, find_source, load_dataset
+from incofl.data.sources import DATASETS, OWN, describe_own, find_source, load_dataset
 
 __all__ = [
     "DATASETS",
+    "OWN",
     "Dataset",
     "Examples",
     "ImagePipeline",
@@ -19,6 +20,7 @@ __all__ = [
     "Tokens",
     "View",
     "VirtualPartition",
+    "describe_own",
     "eval_batches",
     "find_source",
     "load_dataset",

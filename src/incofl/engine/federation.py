@@ -1,6 +1,7 @@
 """A federation: everything about a run that does not change from round to round."""
 
 import bisect
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,7 +49,26 @@ class ClientLevels:
         return bisect.bisect_right(self._ends, client)
 
 
-def clients_by_level(method: Method, levels: ClientLevels) -> list[int]:
+@dataclass(frozen=True)
+class ListedLevels:
+    """The level of each client, one by one: of clients that say themselves what they can do."""
+
+    levels: tuple[int, ...]
+    number: int  # of levels
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """The number of clients of each level."""
+        return tuple(self.levels.count(level) for level in range(self.number))
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+    def __getitem__(self, client: int) -> int:
+        return self.levels[client]
+
+
+def clients_by_level(method: Method, levels: ClientLevels | ListedLevels) -> list[int]:
     """How many clients train each level under a method."""
     last = len(levels.counts) - 1
     match method.level:
@@ -76,6 +96,7 @@ class Federation:
         device: where clients compute.
         compile: whether they train compiled models.
         measured: training images on which static batch-norm statistics are measured.
+        open: whether clients may still come to levels that have none: then all levels are in use.
     """
 
     model: Model
@@ -83,12 +104,13 @@ class Federation:
     method: Method
     data: Dataset
     partition: Sequence[Tensor]
-    levels: ClientLevels
+    levels: ClientLevels | ListedLevels
     local: LocalSettings = field(default_factory=LocalSettings)
     seed: int = 0
     device: str = "cpu"
     compile: bool = False
     measured: int = 5000
+    open: bool = False
 
     @cached_property
     def costs(self) -> list[Cost]:
@@ -97,9 +119,18 @@ class Federation:
 
     def start(self) -> Server:
         """The server before the first round."""
-        counts = self.clients_by_level
-        population = {level: (self.slice(level, 0), counts[level]) for level in self.levels_in_use}
-        return self.method.server.start(Server(self.model.layout, self.model.initial, population=population))
+        return self.method.server.start(Server(self.model.layout, self.model.initial, population=self.population))
+
+    @property
+    def population(self) -> dict[int, tuple[Slice, int]]:
+        """For each level in use its slice in the first round and how many clients there are."""
+        return {level: (self.slice(level, 0), self.clients_by_level[level]) for level in self.levels_in_use}
+
+    def with_clients(self, levels: ClientLevels | ListedLevels, partition: Sequence[Tensor]) -> "Federation":
+        """The same federation of other clients, without computing again what does not depend on them."""
+        other = dataclasses.replace(self, levels=levels, partition=partition)
+        other.__dict__.update({name: vars(self)[name] for name in ("costs", "_slices") if name in vars(self)})
+        return other
 
     def labels(self, client: int) -> Tensor:
         """How many examples of each class a client has."""
@@ -118,7 +149,8 @@ class Federation:
     @cached_property
     def levels_in_use(self) -> list[int]:
         """The levels that some client trains, smallest first: these are evaluated."""
-        return [level for level, count in enumerate(self.clients_by_level) if count]
+        everyone = self.open and self.method.level == "own"
+        return [level for level, count in enumerate(self.clients_by_level) if count or everyone]
 
     @cached_property
     def clients_by_level(self) -> list[int]:
@@ -142,12 +174,14 @@ class Federation:
     def _slices(self) -> dict[tuple[int, int], Slice]:
         return {}
 
-    def schedule(self, round: int, size: int) -> list[Job]:
-        """The cohort of a round, drawn uniformly, longest turn first.
+    def schedule(self, round: int, size: int, among: Sequence[int] | None = None) -> list[Job]:
+        """The cohort of a round, drawn uniformly ``among`` some clients or all, longest turn first.
 
         The order is a function of the cohort alone. Uploads are accumulated in it, so that sums of floats do not
         depend on who finishes first.
         """
-        drawn = numpy_rng(self.seed, Purpose.COHORT, round).choice(len(self.levels), size, replace=False, shuffle=False)
-        jobs = [Job(int(client), self.level_of(int(client)), round) for client in drawn]
+        clients = range(len(self.levels)) if among is None else among
+        rng = numpy_rng(self.seed, Purpose.COHORT, round)
+        drawn = [clients[at] for at in rng.choice(len(clients), min(size, len(clients)), replace=False, shuffle=False)]
+        jobs = [Job(client, self.level_of(client), round) for client in drawn]
         return sorted(jobs, key=lambda job: (-self.costs[job.level].macs * len(self.partition[job.client]), job.client))

@@ -7,6 +7,7 @@ metrics.jsonl             a line a round
 summary.json              the result
 trace.json                a timeline, with engine.trace
 tensorboard/              event files, with record.tensorboard
+nodes.json                which node is which client and what it can do, of a run on Flower
 checkpoint/state.safetensors   the server after the last finished round
 checkpoint/clients/            what clients remember, for methods that need it
 snapshots/round-000010.safetensors   the server after earlier rounds, with record.every or record.window
@@ -87,6 +88,11 @@ class RunFolder:
     def environment(self) -> Path:
         """Versions, machine, commit."""
         return self.path / "environment.json"
+
+    @property
+    def nodes(self) -> Path:
+        """The nodes of a run on Flower."""
+        return self.path / "nodes.json"
 
     @property
     def trace(self) -> Path:

@@ -1,5 +1,6 @@
 """A run: rounds, evaluation, records, a checkpoint after each round, and its resumption bit for bit."""
 
+import dataclasses
 import functools
 import math
 import os
@@ -12,9 +13,10 @@ import numpy as np
 
 from incofl.client import Score
 from incofl.config import Config, make_config
+from incofl.data import OWN
 from incofl.engine.build import build
 from incofl.engine.checkpoint import Identity, checkpoint_round, load_checkpoint, save_checkpoint, write_json
-from incofl.engine.executor import Executor, InProcess, make_store
+from incofl.engine.executor import Executor, InProcess
 from incofl.engine.federation import Federation
 from incofl.engine.memory import keep_freed_memory
 from incofl.engine.pool import num_cores
@@ -22,6 +24,7 @@ from incofl.engine.processes import WorkerProcesses
 from incofl.engine.ray_actors import RayActors
 from incofl.engine.records import Row, RunFolder, summarise
 from incofl.engine.round import Tally, run_round
+from incofl.engine.site import Memories, Simulated, Site
 from incofl.engine.store import ClientStore
 from incofl.engine.tensorboard import TensorBoard, check_tensorboard
 from incofl.engine.trace import SERVER, Trace
@@ -69,6 +72,7 @@ def run(
     *,
     resume: bool = False,
     progress: Progress | None = None,
+    site: Site | None = None,
 ) -> dict[str, Any]:
     """Trains the federation that a config describes and returns its summary.
 
@@ -77,6 +81,7 @@ def run(
         out: the run folder.
         resume: continue the run in that folder from its last finished round, if there is one.
         progress: told about every client and round.
+        site: where its clients are; on this machine, if nothing is said.
 
     Raises:
         KeyboardInterrupt: as it came, with every finished round saved and the summary written.
@@ -88,14 +93,20 @@ def run(
     folder.check(config, resume)
     if config.record.tensorboard:
         check_tensorboard()
-    federation = build(config, folder.load_partition(config.data.clients), begun=folder.checkpoint.exists())
+    site = site or Simulated(build_here, make_executor)
+    federation = site.build(config, folder)
     with folder.locked():
-        return _run(config, federation, folder, progress or Silent())
+        return _run(config, federation, folder, progress or Silent(), site)
 
 
-def _run(config: Config, federation: Federation, folder: RunFolder, progress: Progress) -> dict[str, Any]:
+def build_here(config: Config, folder: RunFolder) -> Federation:
+    """The federation of a config, with the partition that its folder holds already."""
+    return build(config, folder.load_partition(config.data.clients), begun=folder.checkpoint.exists())
+
+
+def _run(config: Config, federation: Federation, folder: RunFolder, progress: Progress, site: Site) -> dict[str, Any]:
     identity = Identity(config.digest(), federation.data.fingerprint())
-    server, store = federation.start(), make_store(federation, folder.memories, config.engine.client_memory)
+    server, store = federation.start(), site.memories(config, federation, folder.memories)
     if folder.checkpoint.exists():
         checkpoint = load_checkpoint(folder.checkpoint, server, identity)
         server = checkpoint.server
@@ -108,7 +119,7 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
         )
     rows = folder.keep_rows(server.round)
     folder.save_config(config)
-    if config.data.partition != "virtual":  # a virtual partition follows from the config
+    if config.data.partition != "virtual" and config.data.name != OWN:  # which follows from the config, or is not here
         folder.save_partition(federation.partition)
     if server.round < config.rounds:
         folder.save_environment()
@@ -119,16 +130,28 @@ def _run(config: Config, federation: Federation, folder: RunFolder, progress: Pr
     status = "interrupted"
     trace = Trace(on=config.engine.trace)
     board = TensorBoard(folder.tensorboard, federation.levels_in_use, rows, on=config.record.tensorboard)
-    executor = make_executor(config, federation, config.rounds - server.round, trace, store)
+    executor = site.executor(config, federation, config.rounds - server.round, trace, store)
     try:
         while server.round < config.rounds:
+            federation, among = site.gather(federation, server.round)
+            server = dataclasses.replace(server, population=federation.population)
+            remembered = dict(store.manifest)
             tally = Tally(
                 sent=functools.partial(federation.method.server.sent, server),
                 on_upload=progress.uploaded,
                 on_accepted=store.keeper(server.round),
                 trace=trace,
             )
-            server, row = _round(config, federation, server, executor, tally, trace)
+            start = time.perf_counter()
+            with trace.span("schedule"):
+                jobs = federation.schedule(server.round, config.cohort_size, among)
+            advanced = run_round(server, federation.method, jobs, executor, tally)
+            trace.add("mean, transforms", SERVER, tally.last_arrival, time.perf_counter())
+            if not site.suffices(server.round, tally):
+                store.restore(remembered)
+                continue
+            server, row = _evaluated(config, federation, advanced, executor, tally)
+            row |= site.observed() | {"seconds": round(time.perf_counter() - start, 3)}
             with trace.span("records, checkpoint"):
                 folder.append(row)
                 store.save()
@@ -157,9 +180,10 @@ def make_executor(
     federation: Federation,
     rounds: int,
     trace: Trace | None = None,
-    store: ClientStore | None = None,
+    store: Memories | None = None,
 ) -> Executor:
     """Ray actors if these are asked for; else processes where they pay for their start, or this process."""
+    assert store is None or isinstance(store, ClientStore)
     engine, workers = config.engine, _wished_workers(config)
     if engine.executor == "ray":
         return RayActors(federation, workers, engine.address, trace, store, most=config.cohort_size)
@@ -189,16 +213,13 @@ def _training_macs(federation: Federation, cohort: int) -> float:
     return 3 * mean_macs * mean_examples * federation.local.epochs * cohort
 
 
-def _round(
-    config: Config, federation: Federation, server: Server, executor: Executor, tally: Tally, trace: Trace
+def _evaluated(
+    config: Config, federation: Federation, server: Server, executor: Executor, tally: Tally
 ) -> tuple[Server, Row]:
-    start = time.perf_counter()
-    with trace.span("schedule"):
-        jobs = federation.schedule(server.round, config.cohort_size)
-    server = run_round(server, federation.method, jobs, executor, tally)
-    trace.add("mean, transforms", SERVER, tally.last_arrival, time.perf_counter())
+    """The server after a round, with measured statistics where the method wants them, and the line of the round."""
     scores: list[Score] = []
-    if server.round % config.eval.every == 0 or server.round == config.rounds:
+    due = server.round % config.eval.every == 0 or server.round == config.rounds
+    if due and len(federation.data.test):
         if federation.method.server.buffers == "static" and server.layout.buffers:
             server = server.measured(executor.measure(server, federation.levels_in_use))
         scores = executor.evaluate(server, federation.levels_in_use)
@@ -212,7 +233,7 @@ def _round(
         "rejected": tally.rejected,
         "bytes_up": tally.bytes_up,
         "bytes_down": tally.bytes_down,
-        "seconds": round(time.perf_counter() - start, 3),
+        "seconds": 0.0,  # known when all is done
         **tally.records,
     }
     return server, row

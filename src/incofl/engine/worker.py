@@ -53,12 +53,19 @@ class Worker:
 
     def train(self, server: Server, job: Job, memory: Tensors | None = None, into: Trained | None = None) -> Trained:
         """One client's turn: cut its slice out of the server, train, and write what comes of it ``into`` tensors."""
+        piece = self._federation.slice(job.level, job.round)
+        sent = self._federation.method.server.sent(server, job.level)
+        # The server does not change during a round.
+        return self.turn(job, piece.look(server.state(job.level)), piece.look(sent), memory, into)
+
+    def turn(
+        self, job: Job, state: Tensors, sent: Tensors, memory: Tensors | None = None, into: Trained | None = None
+    ) -> Trained:
+        """One client's turn from what it received, in the coordinates of its slice."""
         f = self._federation
-        piece = f.slice(job.level, job.round)
         given = Given(
-            # The server does not change during a round.
-            state=self._on_device(piece.look(server.state(job.level))),
-            sent=self._on_device(piece.look(f.method.server.sent(server, job.level))),
+            state=self._on_device(state),
+            sent=self._on_device(sent),
             memory=self._on_device(memory or {}),
             labels=f.labels(job.client).to(f.device),
             round=job.round,

@@ -41,7 +41,19 @@ def make_custom(name: str, options: Any) -> tuple[nn.Module, Layout]:
     return module, layout or Layout.infer(module, example)
 
 
+_given: dict[str, Callable[..., Any]] = {}
+
+
+def name_factory(factory: Callable[..., Any]) -> str:
+    """The name by which configs mean a factory, from now on in this process even where it cannot be imported."""
+    name = f"{factory.__module__}:{factory.__qualname__}"
+    _given[name] = factory
+    return name
+
+
 def _find(name: str) -> Callable[..., Any]:
+    if name in _given:
+        return _given[name]
     path, _, attribute = name.partition(":")
     if not path or not attribute.isidentifier():
         raise ConfigError(f"model.name: got {name!r}, expected package.module:factory")

@@ -1,0 +1,163 @@
+"""The fleet: which node is which client, and the largest sub-model that each can bear.
+
+A node says its limits, or the level it wants; one that says nothing gets the level that the config gives its client
+number. A node that misses deadlines or runs out of memory gets a smaller one. All of it is remembered in the run folder
+(``nodes.json``) and found again when a run is resumed or a node comes back.
+"""
+
+import json
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from incofl.engine.checkpoint import write_json
+from incofl.engine.federation import ClientLevels, ListedLevels
+from incofl.errors import ConfigError, RunError
+from incofl.flower.messages import Answer
+from incofl.resources import Cost, DeviceClass, assign
+
+
+@dataclass
+class Node:
+    """A node that has said what it can do.
+
+    Attributes:
+        client: its number in the federation.
+        node: its id in Flower.
+        level: what it gets.
+        wanted: the level that it asked for.
+        limits: that it named.
+        examples: that it has, where the server cannot know.
+        missed: deadlines in a row.
+    """
+
+    client: int
+    node: int
+    level: int
+    wanted: int | None = None
+    limits: dict[str, int] = field(default_factory=dict)
+    examples: int | None = None
+    missed: int = 0
+
+
+class Fleet:
+    """All nodes of a run, by client."""
+
+    def __init__(self, path: Path, costs: Sequence[Cost], defaults: ClientLevels | ListedLevels, patience: int) -> None:
+        self._path, self._costs, self._defaults, self._patience = path, list(costs), defaults, patience
+        self.nodes: dict[int, Node] = {}
+        self.refused: dict[int, str] = {}
+        self._present: set[int] = set()  # the clients whose node has answered in this process
+        self.run = secrets.token_hex(8)
+        if path.exists():
+            self._load()
+
+    def _load(self) -> None:
+        try:
+            known = json.loads(self._path.read_text())
+            self.run = str(known["run"])
+            for entry in known["nodes"]:
+                node = Node(**entry | {"node": int(entry["node"])})
+                self.nodes[node.client] = node
+        except (ValueError, TypeError, KeyError) as problem:
+            raise RunError(f"{self._path}: damaged ({problem}); delete it, and nodes will be asked again") from None
+
+    def save(self) -> None:
+        """Remembers it all. Ids are written as text: they are too large for many readers' numbers."""
+        entries: list[dict[str, Any]] = [
+            asdict(node) | {"node": str(node.node)} for _, node in sorted(self.nodes.items())
+        ]
+        refused = [{"node": str(node), "reason": reason} for node, reason in sorted(self.refused.items())]
+        write_json(self._path, {"run": self.run, "nodes": entries, "refused": refused})
+
+    def meet(self, ids: Collection[int]) -> list[int]:
+        """Those of the connected nodes that have not answered yet; who was away counts as new when it comes back."""
+        self._present = {client for client in self._present if self.nodes[client].node in ids}
+        self.refused = {node: reason for node, reason in self.refused.items() if node in ids}
+        return sorted(set(ids) - {self.nodes[client].node for client in self._present} - self.refused.keys())
+
+    @property
+    def present(self) -> list[int]:
+        """The clients whose nodes were connected when last seen, and have answered."""
+        return sorted(self._present)
+
+    def welcome(self, id: int, answer: Answer) -> Node:
+        """Takes in a node that has answered; a client that comes back under the same limits keeps its level.
+
+        Of two nodes that claim to be the same client, the one that answered last is believed.
+
+        Raises:
+            ConfigError: no level fits it, or it asks for what there is not.
+        """
+        client = self._number(id, answer)
+        limits = dict(answer.limits or {})
+        before = self.nodes.get(client)
+        if before is not None and (before.wanted, before.limits) == (answer.level, limits):
+            level, missed = before.level, before.missed
+        else:
+            level, missed = self._level(id, client, answer.level, limits), 0
+        if client in self._present and before is not None and before.node != id:
+            self.refused[before.node] = f"client {client} is node {id} now"
+        self._present -= {other for other in self._present if self.nodes[other].node == id}
+        self.nodes[client] = Node(client, id, level, answer.level, limits, answer.examples, missed)
+        self._present.add(client)
+        self.refused.pop(id, None)
+        return self.nodes[client]
+
+    def _number(self, id: int, answer: Answer) -> int:
+        """The client that a node is: as it says, as it was, or the next number that is free."""
+        population = len(self._defaults)
+        if answer.client is not None:
+            if answer.client >= population:
+                raise ConfigError(f"partition-id: got {answer.client}, expected 0 to {population - 1} (data.clients)")
+            return answer.client
+        for node in self.nodes.values():
+            if node.node == id:
+                return node.client
+        for taken in (self.nodes.keys(), self._present):  # first a number that nobody ever had
+            free = [client for client in range(population) if client not in taken]
+            if free:
+                return free[0]
+        raise ConfigError(f"no client number is left for it: data.clients is {population}")
+
+    def _level(self, id: int, client: int, wanted: int | None, limits: dict[str, int]) -> int:
+        if wanted is not None:
+            if wanted >= len(self._costs):
+                raise ConfigError(f"level: got {wanted}, expected 0 to {len(self._costs) - 1}")
+            return wanted
+        return assign([DeviceClass(f"node {id}", 1, **limits)], self._costs)[0] if limits else self._defaults[client]
+
+    def refuse(self, id: int, reason: str) -> None:
+        """Leaves a node out until it has been away."""
+        self.refused[id] = reason
+        self._present -= {client for client in self._present if self.nodes[client].node == id}
+
+    def succeeded(self, client: int) -> None:
+        """A node has replied in time."""
+        self.nodes[client].missed = 0
+
+    def missed(self, client: int) -> bool:
+        """A node has missed its deadline; whether it gets a smaller model now."""
+        node = self.nodes[client]
+        node.missed += 1
+        return node.missed >= self._patience and self.overwhelmed(client)
+
+    def overwhelmed(self, client: int) -> bool:
+        """A model was too much for a node; whether there is a smaller one, which it gets from now on."""
+        node = self.nodes[client]
+        node.missed = 0
+        if node.level == 0:
+            return False
+        node.level -= 1
+        return True
+
+    @property
+    def levels(self) -> ListedLevels:
+        """The level of each client: of those that nobody has seen, what the config says."""
+        levels = [
+            self.nodes[client].level if client in self.nodes else self._defaults[client]
+            for client in range(len(self._defaults))
+        ]
+        return ListedLevels(tuple(levels), len(self._costs))

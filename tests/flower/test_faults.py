@@ -1,0 +1,218 @@
+"""Nodes that are late, silent, dead, wrong or too small: none ends a run, all are named."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Array, Error, Message
+
+from incofl.engine.federation import Federation
+from incofl.errors import RunError
+from incofl.flower import make_client_app, serve
+from incofl.flower.messages import encode_problem
+from tests.federations import tiny_config
+from tests.flower.fleets import FIRST, final_state, fleet, rows, settings
+from tests.flower.loop import LoopGrid
+
+CONFIG = tiny_config(
+    *("method=heteroavg", "rounds=2", "cohort=4", "data.clients=4", "data.limit=120", "split.levels=2"),
+    *("model.name=tiny-mlp", "split.counts=[0,4]"),
+)
+VICTIM = FIRST + 1
+
+
+def spoilt(grid: LoopGrid, spoil: Callable[[Any], None]) -> Callable[[Message], Message]:
+    def fate(message: Message) -> Message:
+        reply = grid.app(message, grid.nodes[message.metadata.dst_node_id])
+        spoil(reply.content)
+        return reply
+
+    return fate
+
+
+def garbage(content: Any) -> None:
+    content["update"]["head.weight"] = Array("float32", (10,), "numpy.ndarray", bytes(10**7))
+
+
+def nan(content: Any) -> None:
+    values = content["update"]["head.bias"].numpy().copy()
+    values[0] = float("nan")
+    content["update"]["head.bias"] = Array(values)
+
+
+def replayed(content: Any) -> None:
+    content["report"]["round"] = 7
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (garbage, "client 1: node 1001: update 'head.weight' has 10000000 bytes of 'numpy.ndarray', its slice expects"),
+        (nan, "client 1: its update is not finite"),
+        (replayed, "client 1: node 1001: it replies for round 7, expected 0"),
+        (lambda content: content.pop("extra"), "client 1: node 1001: the reply lacks 'extra'"),
+    ],
+)
+def test_a_wrong_reply_is_left_out_and_named(spoil: Callable[[Any], None], reason: str, tmp_path: Path) -> None:
+    """The round is that of the others."""
+    grid = fleet(CONFIG)
+    grid.fates[VICTIM] = spoilt(grid, spoil)
+    config = dataclasses.replace(CONFIG, rounds=1)
+    serve(grid, config, settings(tmp_path / "run"))
+    (row,) = rows(tmp_path / "run")
+    (refusal,) = row["rejected"]
+    assert refusal["client"] == 1
+    assert reason in refusal["reason"]
+    assert row["clients"] == [0, 1, 2, 3]
+    without = fleet(CONFIG)
+    without.fates[VICTIM] = lambda message: Message(Error(5, "gone"), reply_to=message)
+    serve(without, config, settings(tmp_path / "without"))
+    assert final_state(tmp_path / "run") == final_state(tmp_path / "without")
+
+
+def test_errors_of_flower_are_named_by_node(tmp_path: Path) -> None:
+    """The reply comes from the SuperLink: whose it is follows from the message that it replies to."""
+    grid = fleet(CONFIG)
+    grid.fates[VICTIM] = lambda message: Message(Error(5, "Traceback:\n  Node Unavailable\n"), reply_to=message)
+    serve(grid, CONFIG, settings(tmp_path / "run"))
+    for row in rows(tmp_path / "run"):
+        assert row["rejected"] == [{"client": 1, "reason": "client 1: node 1001: Node Unavailable"}]
+    assert json.loads((tmp_path / "run" / "nodes.json").read_text())["nodes"][1]["level"] == 1  # no fault of its size
+
+
+def unreadable(message: Message) -> Message:
+    raise ValueError("Unexpected set of `children`")
+
+
+def test_a_reply_that_flower_cannot_read(tmp_path: Path) -> None:
+    grid = fleet(CONFIG)
+    grid.fates[VICTIM] = unreadable
+    serve(grid, dataclasses.replace(CONFIG, rounds=1), settings(tmp_path / "run"))
+    (row,) = rows(tmp_path / "run")
+    reason = "client 1: node 1001: its reply cannot be read: Unexpected set of `children`"
+    assert row["rejected"] == [{"client": 1, "reason": reason}]
+    assert len(row["nodes"]) == 3
+
+
+def test_a_client_app_that_dies_gets_less(tmp_path: Path) -> None:
+    grid = fleet(CONFIG)
+    grid.fates[VICTIM] = lambda message: Message(Error(8, "ClientApp process crashed"), reply_to=message)
+    serve(grid, CONFIG, settings(tmp_path / "run"))
+    reasons = [refusal["reason"] for row in rows(tmp_path / "run") for refusal in row["rejected"]]
+    died = "client 1: node 1001: ClientApp process crashed"
+    assert reasons == [died, f"{died}; it gets level 0 from now on"]
+
+
+def test_a_silent_node_costs_a_deadline_and_gets_less(tmp_path: Path) -> None:
+    grid = fleet(CONFIG)
+    grid.fates[VICTIM] = lambda message: None
+    config = dataclasses.replace(CONFIG, rounds=3)
+    start = time.monotonic()
+    serve(grid, config, settings(tmp_path / "run", deadline=0.2))
+    assert time.monotonic() - start < 20
+    reasons = [refusal["reason"] for row in rows(tmp_path / "run") for refusal in row["rejected"]]
+    late = "client 1: node 1001: silent for 0.2 s, its deadline"
+    assert reasons == [late, f"{late}; it gets level 0 from now on", late]
+    levels = [content["order"]["level"] for node, content in grid.orders if node == VICTIM]
+    assert levels == [1, 1, 0]
+    known = json.loads((tmp_path / "run" / "nodes.json").read_text())
+    assert [node["level"] for node in known["nodes"]] == [1, 0, 1, 1]
+
+
+def test_a_node_without_memory_gets_less_at_once(tmp_path: Path) -> None:
+    grid = fleet(CONFIG)
+
+    def small(message: Message) -> Message:
+        if message.content["order"]["level"] == 1:
+            return Message(encode_problem("DefaultCPUAllocator: can't allocate memory", memory=True), reply_to=message)
+        return grid.app(message, grid.nodes[VICTIM])
+
+    grid.fates[VICTIM] = small
+    serve(grid, CONFIG, settings(tmp_path / "run"))
+    first, second = rows(tmp_path / "run")
+    assert "out of memory (DefaultCPUAllocator" in first["rejected"][0]["reason"]
+    assert first["rejected"][0]["reason"].endswith("; it gets level 0 from now on")
+    assert second["rejected"] == []
+    assert {node["client"]: node["level"] for node in second["nodes"]} == {0: 1, 1: 0, 2: 1, 3: 1}
+
+
+def test_memory_that_torch_lacks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from incofl.engine.worker import Worker
+
+    def turn(*_: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 TB")
+
+    monkeypatch.setattr(Worker, "turn", turn)
+    with pytest.raises(RunError, match="round 1: 0 accepted replies, expected at least 1"):
+        serve(fleet(CONFIG), CONFIG, settings(tmp_path / "run", attempts=1))
+    assert [node["level"] for node in json.loads((tmp_path / "run" / "nodes.json").read_text())["nodes"]] == [0] * 4
+
+
+def test_too_few_replies_repeat_the_round_and_end_the_run(tmp_path: Path) -> None:
+    grid = fleet(CONFIG)
+    serve(grid, dataclasses.replace(CONFIG, rounds=1), settings(tmp_path / "run"))
+    before, orders = final_state(tmp_path / "run"), len(grid.orders)
+    grid.fates = {FIRST + client: lambda message: None for client in (0, 1, 2)}
+    with pytest.raises(RunError, match=r"round 2: 1 accepted replies, expected at least 2 \(min-replies\), 3 times"):
+        serve(grid, CONFIG, settings(tmp_path / "run", min_replies=2, resume=True, patience=9))
+    assert len(grid.orders) == orders + 3 * 4
+    assert final_state(tmp_path / "run") == before  # the finished round is not lost
+    assert len(rows(tmp_path / "run")) == 1
+    grid.fates = {}
+    serve(grid, CONFIG, settings(tmp_path / "run", resume=True))
+    serve(fleet(CONFIG), CONFIG, settings(tmp_path / "whole"))
+    assert final_state(tmp_path / "run") == final_state(tmp_path / "whole")
+
+
+def test_waiting_for_nodes_is_bounded(tmp_path: Path) -> None:
+    grid = LoopGrid(make_client_app())
+    start = time.monotonic()
+    with pytest.raises(RunError, match=r"round 1: 0 of 0 connected nodes are ready after 0.3 s, expected at least 4"):
+        serve(grid, CONFIG, settings(tmp_path / "run", wait=0.3))
+    assert time.monotonic() - start < 30
+    for client in range(2):  # fewer than a cohort, if that is enough
+        grid.add(client, partition_id=client)
+    grid.add(9, partition_id=9)
+    serve(grid, CONFIG, settings(tmp_path / "run", wait=0.3, min_nodes=2, resume=True))
+    assert [row["clients"] for row in rows(tmp_path / "run")] == [[0, 1]] * 2
+    known = json.loads((tmp_path / "run" / "nodes.json").read_text())
+    assert known["refused"] == [{"node": "9", "reason": "partition-id: got 9, expected 0 to 3 (data.clients)"}]
+
+
+def test_nodes_are_asked_again(tmp_path: Path) -> None:
+    """With ``refresh``, a node that has more room than before gets more."""
+    config = dataclasses.replace(CONFIG, rounds=4)
+    grid = LoopGrid(make_client_app())
+    for client in range(4):
+        grid.add(FIRST + client, partition_id=client, level=0)
+
+    def grow(message: Message) -> Message:
+        grid.nodes[VICTIM].node_config["level"] = 1
+        return grid.app(message, grid.nodes[VICTIM])
+
+    grid.fates[VICTIM] = grow
+    serve(grid, config, settings(tmp_path / "run", refresh=2))
+    levels = [{node["client"]: node["level"] for node in row["nodes"]}[1] for row in rows(tmp_path / "run")]
+    assert levels == [0, 0, 1, 1]
+    assert grid.questions.count(VICTIM) == 2
+
+
+def test_levels_follow_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from incofl.engine.build import build
+
+    federation: Federation = build(CONFIG)
+    small, large = federation.costs
+    grid = LoopGrid(make_client_app())
+    said: list[dict[str, int | str]] = [{"memory": f"{small.memory} B"}, {"memory": large.memory}]
+    said += [{"compute": small.macs}, {"memory": 1}]
+    for client, limits in enumerate(said):
+        grid.add(FIRST + client, partition_id=client, **limits)
+    serve(grid, dataclasses.replace(CONFIG, rounds=1), settings(tmp_path / "run", min_nodes=3, wait=0.5))
+    (row,) = rows(tmp_path / "run")
+    assert {node["client"]: node["level"] for node in row["nodes"]} == {0: 0, 1: 1, 2: 0}
+    known = json.loads((tmp_path / "run" / "nodes.json").read_text())
+    assert "no level fits" in known["refused"][0]["reason"]

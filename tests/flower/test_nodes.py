@@ -1,0 +1,95 @@
+"""Which node is which client, and what it can bear."""
+
+from pathlib import Path
+
+import pytest
+
+from incofl.engine.federation import ClientLevels
+from incofl.errors import ConfigError, RunError
+from incofl.flower.messages import Answer
+from incofl.flower.nodes import Fleet
+from incofl.resources import Cost
+
+# Of three levels, which need 100, 200 and 300 bytes.
+COSTS = [Cost(level, (level + 1,), 1.0, 10 * (level + 1), 10, 5, 5, 100 * (level + 1)) for level in range(3)]
+
+
+def make(path: Path, patience: int = 2) -> Fleet:
+    return Fleet(path / "nodes.json", COSTS, ClientLevels((2, 2, 2)), patience)
+
+
+def test_the_largest_model_that_fits(tmp_path: Path) -> None:
+    fleet = make(tmp_path)
+    assert fleet.welcome(70, Answer(client=0, limits={"memory": 250})).level == 1
+    assert fleet.welcome(71, Answer(client=1, limits={"memory": 300, "bandwidth": 10})).level == 2
+    assert fleet.welcome(72, Answer(client=2, level=0)).level == 0
+    assert fleet.welcome(73, Answer(client=5)).level == 2  # as the config has it
+    assert fleet.levels.levels == (1, 2, 0, 1, 2, 2)
+    assert fleet.levels.counts == (1, 2, 3)
+    for answer, reason in (
+        (Answer(client=3, limits={"memory": 99}), "no level fits; the smallest .* needs memory 100 B, has 99 B"),
+        (Answer(client=3, level=3), "level: got 3, expected 0 to 2"),
+        (Answer(client=6), "partition-id: got 6, expected 0 to 5"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            fleet.welcome(74, answer)
+
+
+def test_numbers_of_nodes_that_name_none(tmp_path: Path) -> None:
+    fleet = make(tmp_path)
+    assert fleet.welcome(70, Answer(client=1)).client == 1
+    assert [fleet.welcome(id, Answer()).client for id in (71, 72, 71, 73, 74, 75)] == [0, 2, 0, 3, 4, 5]
+    with pytest.raises(ConfigError, match="no client number is left"):
+        fleet.welcome(76, Answer())
+    fleet.meet([70, 72, 73, 74, 75])  # 71 is gone
+    assert fleet.welcome(76, Answer()).client == 0
+
+
+def test_who_is_asked(tmp_path: Path) -> None:
+    """New nodes, those that were away, and nobody twice."""
+    fleet = make(tmp_path)
+    assert fleet.meet([70, 71, 72]) == [70, 71, 72]
+    fleet.welcome(70, Answer(client=0))
+    fleet.refuse(71, "no")
+    assert fleet.meet([70, 71, 72]) == [72]
+    assert fleet.present == [0]
+    assert fleet.meet([72]) == [72]
+    assert fleet.present == []
+    assert fleet.meet([70, 71, 72]) == [70, 71, 72]
+    fleet.welcome(70, Answer(client=0))
+    fleet.welcome(72, Answer(client=0))  # the same client: the last one is believed, and they do not take turns
+    assert fleet.meet([70, 71, 72]) == [71]
+    assert fleet.nodes[0].node == 72
+    assert fleet.refused == {70: "client 0 is node 72 now"}
+
+
+def test_a_node_that_cannot_keep_up_gets_less(tmp_path: Path) -> None:
+    fleet = make(tmp_path)
+    node = fleet.welcome(70, Answer(client=0, level=2))
+    assert not fleet.missed(0)
+    fleet.succeeded(0)
+    assert not fleet.missed(0)
+    assert fleet.missed(0)
+    assert node.level == 1
+    assert fleet.overwhelmed(0)
+    assert node.level == 0
+    assert not fleet.overwhelmed(0)  # there is nothing smaller
+    assert fleet.welcome(80, Answer(client=0, level=2)).level == 0  # it comes back as it was
+    assert fleet.welcome(80, Answer(client=0, limits={"memory": 200})).level == 1  # and with more than before
+
+
+def test_the_fleet_is_remembered(tmp_path: Path) -> None:
+    fleet = make(tmp_path)
+    big = 2**64 - 1
+    fleet.welcome(big, Answer(client=3, limits={"memory": 300}, examples=7))
+    fleet.overwhelmed(3)
+    fleet.save()
+    again = make(tmp_path)
+    assert again.run == fleet.run
+    assert again.nodes == fleet.nodes
+    assert again.present == []  # until it has answered
+    assert again.meet([big]) == [big]
+    assert again.welcome(big, Answer(client=3, limits={"memory": 300}, examples=7)).level == 1
+    (tmp_path / "nodes.json").write_text("{}")
+    with pytest.raises(RunError, match="damaged"):
+        make(tmp_path)
