@@ -22,7 +22,7 @@ ORDER = [
     ["engine"],
     ["display"],
     ["flower"],
-    ["cli_data"],
+    ["cli_data", "cli_flower"],
     ["cli"],
 ]
 # ``Layout.infer`` is where users look for it, though what it calls is built on layouts: it imports when it is called.
