@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-workers check format bench clean
+.PHONY: help demo test test-workers test-flower check format bench clean
 
 help:
 	@echo "make demo    train five sizes of a ResNet on the embedded digits (runs/demo)"
-	@echo "make test    run the tests; make test-workers: in worker processes"
+	@echo "make test    run the tests; make test-workers: in worker processes; make test-flower: with Flower's processes"
 	@echo "make check   format, lint, types: what CI runs before the tests"
 	@echo "make format  mend format and lint where that can be done"
 	@echo "make bench   run the benchmarks"
@@ -18,11 +18,15 @@ demo: $(READY)
 	$(BIN)/incofl run demo --out runs/demo
 
 test: $(READY)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not flower"
+
+# Those that start Flower's own processes, one after the other.
+test-flower: $(READY)
+	$(BIN)/pytest -m flower
 
 # The whole suite once more with every federation in worker processes.
 test-workers: $(READY)
-	INCOFL_WORKERS=2 $(BIN)/pytest -n 2
+	INCOFL_WORKERS=2 $(BIN)/pytest -n 2 -m "not flower"
 
 check: $(READY)
 	$(BIN)/ruff format --check .
