@@ -82,7 +82,9 @@ def make_server(folder: Path, authority: ec.EllipticCurvePrivateKey, hosts: list
         return
     key = ec.generate_private_key(ec.SECP384R1())
     signer = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    names = x509.SubjectAlternativeName([alternative(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])])
+    names = x509.SubjectAlternativeName(
+        [alternative(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
+    )
     signed = (
         certificate("superlink", "test fleet", key)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

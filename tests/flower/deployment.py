@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -137,13 +137,13 @@ class Deployment:
                     return pid
         raise AssertionError("there is no server app")
 
-    def order(self, node: int, deed: str) -> None:
-        """What a hostile node does in its next turn."""
-        (self.folder / "orders" / str(node)).write_text(deed)
+    def order(self, node: int, round: int, deed: str) -> None:
+        """What a hostile node does in a round, counted from 1."""
+        (self.folder / "orders" / f"{node}-{round}").write_text(deed)
 
-    def obeyed(self, *nodes: int) -> bool:
-        """Whether nodes have taken up what they were told."""
-        return not any((self.folder / "orders" / str(node)).exists() for node in nodes)
+    def obeyed(self, node: int, round: int) -> bool:
+        """Whether a node is about to do what it was told."""
+        return not (self.folder / "orders" / f"{node}-{round}").exists()
 
     def _start(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -165,11 +165,3 @@ def rows(out: Path) -> list[dict[str, Any]]:
     except OSError:
         return []
     return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-@contextlib.contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """What is done in it must not take longer."""
-    start = time.monotonic()
-    yield
-    assert time.monotonic() - start < seconds

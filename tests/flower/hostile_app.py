@@ -16,7 +16,6 @@ from incofl.flower import make_client_app
 honest = make_client_app()
 app = ClientApp()
 ORDERS = Path(os.environ["INCOFL_TEST_ORDERS"])
-SLOW = 600  # seconds; who is slow is killed or stopped before
 
 
 def spoil(deed: str, content: RecordDict, old: Path) -> RecordDict:
@@ -45,12 +44,12 @@ def spoil(deed: str, content: RecordDict, old: Path) -> RecordDict:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """An honest turn, and then what the node was told."""
-    node = context.node_config["partition-id"]
-    order, old = ORDERS / str(node), ORDERS / f"{node}.reply"
+    node, record = context.node_config["partition-id"], message.content["order"]
+    order, old = ORDERS / f"{node}-{record['round'] + 1}", ORDERS / f"{node}.reply"
     deed = order.read_text() if order.exists() else ""
     order.unlink(missing_ok=True)
-    if deed == "slow":
-        time.sleep(SLOW)
+    if deed.startswith("slow"):
+        time.sleep(float(deed.split()[1]))
     content = honest(message, context).content
     sent = spoil(deed, content, old)
     if not deed:
