@@ -154,8 +154,8 @@ def new(
 
 def app_name(folder: Path) -> str:
     """A name as Flower allows it: letters, digits and hyphens, the first a letter."""
-    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:32].rstrip("-")
-    return name if name[:1].isalpha() else f"app-{name}".rstrip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
+    return (name if name[:1].isalpha() else f"app-{name}")[:32].rstrip("-")
 
 
 def _levels(config: Config) -> int:
