@@ -41,7 +41,6 @@ def spoil(deed: str, content: RecordDict, old: Path) -> RecordDict:
     return content
 
 
-@app.train()
 def train(message: Message, context: Context) -> Message:
     """An honest turn, and then what the node was told."""
     node, record = context.node_config["partition-id"], message.content["order"]
@@ -57,7 +56,5 @@ def train(message: Message, context: Context) -> Message:
     return Message(sent, reply_to=message)
 
 
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    """As any node."""
-    return honest(message, context)
+app.train()(train)
+app.query()(honest)
