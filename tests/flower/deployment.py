@@ -81,8 +81,7 @@ class Deployment:
         try:
             self.start_superlink()
             self._call(str(SCRIPTS / "register.sh"))  # no key: writes the connection alone
-            keys = [str(self.folder / "keys" / f"node-{node}.pub") for node in range(self.nodes)]
-            self._call(sys.executable, "-c", REGISTER, *keys)
+            self.register()
         except BaseException:
             self.__exit__()
             raise
@@ -94,8 +93,14 @@ class Deployment:
 
     def start_superlink(self) -> None:
         """Returns when it is ready."""
+        (self.folder / "superlink.log").unlink(missing_ok=True)
         self._start("superlink", str(SCRIPTS / "superlink.sh"))
         wait_for(lambda: "Uvicorn running" in self.log("superlink"), lambda: self.log("superlink"))
+
+    def register(self) -> None:
+        """Tells the SuperLink whom to trust."""
+        keys = [str(self.folder / "keys" / f"node-{node}.pub") for node in range(self.nodes)]
+        self._call(sys.executable, "-c", REGISTER, *keys)
 
     def start_node(self, node: int, level: int) -> None:
         """Returns at once."""
@@ -148,7 +153,13 @@ class Deployment:
     def _start(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                command, env=self.environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def _call(self, *command: str) -> None:

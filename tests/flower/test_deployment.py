@@ -70,8 +70,8 @@ def patient(**others: Any) -> dict[str, Any]:
 
 
 def test_five_sizes_learn_and_give_the_bits_of_the_engine(fleet: Deployment, tmp_path: Path) -> None:
-    out = fleet.start_run("learn", **patient(rounds=4, deadline=int(LONG)))
-    lines = finished(fleet, out, 4, 3 * LONG)
+    out = fleet.start_run("learn", **patient(rounds=3, deadline=int(LONG)))
+    lines = finished(fleet, out, 3, 3 * LONG)
     ended(fleet, out)
     assert not any(row["rejected"] for row in lines), lines
     assert {(node["client"], node["level"]) for row in lines for node in row["nodes"]} == {(i, i) for i in range(5)}
@@ -164,6 +164,7 @@ def test_nodes_that_die_hang_and_come_back_and_a_server_that_dies(fleet: Deploym
     fleet.kill("run-faults")
     before = rows(out)
     fleet.start_superlink()
+    fleet.register()
     out = fleet.start_run("faults", **patient(rounds=len(before) + 1, method="incoscaffold"))
     lines = finished(fleet, out, len(before) + 1)
     ended(fleet, out)
