@@ -77,6 +77,7 @@ class Deployment:
 
     def __enter__(self) -> "Deployment":
         (self.folder / "orders").mkdir()
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed test cleans up, too
         self._call(sys.executable, str(SCRIPTS / "make_keys.py"), str(self.folder / "keys"), "--nodes", "6")
         try:
             self.start_superlink()
