@@ -24,7 +24,7 @@ ORDER = [
     ["reproduce"],
     ["display"],
     ["flower"],
-    ["cli_data", "cli_analysis", "cli_report", "cli_reproduce"],
+    ["cli_data", "cli_analysis", "cli_flower", "cli_report", "cli_reproduce"],
     ["cli"],
 ]
 # ``Layout.infer`` is where users look for it, though what it calls is built on layouts: it imports when it is called.

@@ -18,6 +18,7 @@ from rich.table import Table
 import incofl
 from incofl.cli_analysis import analyze
 from incofl.cli_data import data_app
+from incofl.cli_flower import flower_app
 from incofl.cli_report import report
 from incofl.cli_reproduce import reproduce_command
 from incofl.config import Config, load_config, presets
@@ -44,6 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 
 ConfigArgument = Annotated[
     str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset (incofl list presets).")
