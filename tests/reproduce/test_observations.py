@@ -6,7 +6,7 @@ import pytest
 
 from incofl.engine.run import run
 from incofl.reproduce import load_scale, load_study
-from incofl.reproduce.observations import Case, look, observe
+from incofl.reproduce.observations import Case, fisher_interval, look, observe
 from incofl.reproduce.study import cells
 from tests.federations import tiny_config
 
@@ -41,6 +41,11 @@ def test_the_opposite_world() -> None:
         for seed in (0, 1, 2)
     ]
     assert {entry.verdict for entry in observe(found)} == {"opposite"}
+
+
+def test_fisher_interval_by_hand() -> None:
+    """r = 0.5 of 28 points: atanh 0.5493, half width 1.96 / 5 = 0.392, so tanh 0.1573 and tanh 0.9413."""
+    assert fisher_interval(0.5, 28) == pytest.approx((0.156, 0.7357), abs=1e-3)
 
 
 def test_noise_is_not_a_finding() -> None:

@@ -7,6 +7,7 @@
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -120,9 +121,11 @@ def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
         what = "correlation of accuracy and deepest CKA over the rounds of a run"
         yield Observation(2, model, f"{what} (positive in {positive} of {len(inside)})", *_up(gap))
     across = correlate([case.cka[-1] for case in found], [case.accuracy for case in found])["pearson"]
-    if across is not None:
+    if across is not None and len(found) > 3:
         what = f"the same over the {len(found)} runs of all settings, at their end"
-        yield Observation(2, model, what, f"{across:+.2f}", "holds" if across > 0 else "opposite")
+        low, high = fisher_interval(across, len(found))
+        verdict = "holds" if low > 0 else "opposite" if high < 0 else "cannot be seen"
+        yield Observation(2, model, what, f"{across:+.2f} [{low:+.2f}, {high:+.2f}]", verdict)
     for setting in dict.fromkeys(case.setting for case in found):
         shares = [case.smoother for case in found if case.setting == setting and case.smoother is not None]
         if len(shares) > 1:
@@ -137,6 +140,12 @@ def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
         for (kind, ours), (_, theirs) in zip(_both(with_inco), _both(without), strict=True):
             gap = Difference.of([cka[-1] for cka in ours], [cka[-1] for cka in theirs])
             yield Observation(4, model, f"{kind} of the deepest point, InCoAvg minus HeteroAvg", *_up(gap))
+
+
+def fisher_interval(r: float, points: int) -> tuple[float, float]:
+    """The 95 % interval of a correlation, by Fisher's transformation."""
+    centre, half = math.atanh(min(max(r, -0.999999), 0.999999)), 1.96 / math.sqrt(points - 3)
+    return math.tanh(centre - half), math.tanh(centre + half)
 
 
 def _both(found: Sequence[Case]) -> list[tuple[str, list[tuple[float, ...]]]]:
