@@ -5,6 +5,8 @@ usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accur
        python docs/pictures.py timeline RUN_FOLDER   docs/images/timeline.png: the last round of a run with engine.trace
        python docs/pictures.py analysis RUN_FOLDER   docs/images/analysis-*.png: what incofl analyze drew for one run
        python docs/pictures.py curves NAME           docs/images/NAME.png: from experiments/results/NAME.json (compare)
+       python docs/pictures.py updates RUN_FOLDER    docs/images/analysis-*.png: likewise, of updates and coefficients
+       python docs/pictures.py observations          docs/images/observations.png: from experiments/results/
        python docs/pictures.py report PAGE.html      docs/images/report.png: the top of a report, as Chromium shows it
 """
 
@@ -50,6 +52,38 @@ def demo(folder: Path) -> None:
     axes.set_title("make demo: five sizes of one network, digits, Dirichlet 0.5, incoavg", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
     save(figure, "demo.png")
+
+
+def observations() -> None:
+    """The case study: similarity by depth in each setting, and against accuracy over the ResNet runs."""
+    cases = json.loads((RESULTS / "reproduce-mini-observations.json").read_text())["cases"]
+    settings = list(dict.fromkeys(case["setting"] for case in cases))
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    panels = figure.subplots(1, 3)
+    for axes, model in zip(panels[:2], ("ResNet", "ViT"), strict=True):
+        for setting, colour, marker in zip(settings, COLOURS, "osD^v", strict=True):
+            own = [case["cka"] for case in cases if (case["model"], case["setting"]) == (model, setting)]
+            mean, spread = np.mean(own, 0), np.std(own, 0, ddof=1)
+            depth = np.arange(1, len(mean) + 1)
+            axes.errorbar(depth, mean, spread, color=colour, marker=marker, capsize=3, lw=1.5, ms=5, label=setting)
+        where = "stage" if model == "ResNet" else "block that all clients have"
+        axes.set(
+            xlabel=where,
+            ylabel="mean CKA over pairs of clients",
+            ylim=(0.4, 1.02),
+            xticks=range(1, 5 if model == "ResNet" else 7),
+        )
+        axes.set_title(f"{model}: similarity by depth", loc="left", fontsize=10)
+    for setting, colour, marker in zip(settings, COLOURS, "osD^v", strict=True):
+        own = [case for case in cases if (case["model"], case["setting"]) == ("ResNet", setting)]
+        x, y = [100 * case["accuracy"] for case in own], [case["cka"][-1] for case in own]
+        panels[2].scatter(x, y, color=colour, marker=marker, s=36)
+    panels[2].set(xlabel="test accuracy, percent", ylabel="CKA of the last stage")
+    panels[2].set_title("ResNet: each run at its end", loc="left", fontsize=10)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
+    )
+    save(figure, "observations.png")
 
 
 def curves(name: str) -> None:
@@ -161,6 +195,11 @@ if __name__ == "__main__":
             timeline(Path(folder))
         case ["analysis", folder]:
             for name in ("similarity", "similarity-heatmaps", "similarity-accuracy", "features"):
+                shutil.copy(Path(folder) / "analysis" / f"{name}.png", IMAGES / f"analysis-{name}.png")
+        case ["observations"]:
+            observations()
+        case ["updates", folder]:
+            for name in ("updates", "smoothness", "coefficients"):
                 shutil.copy(Path(folder) / "analysis" / f"{name}.png", IMAGES / f"analysis-{name}.png")
         case ["curves", name]:
             curves(name)
