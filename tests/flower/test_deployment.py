@@ -130,7 +130,7 @@ def test_nodes_that_die_hang_and_come_back_and_a_server_that_dies(fleet: Deploym
 
     # They come back: with what they remember, and one of them smaller, so that two have the same size.
     fleet.kill("node-2", signal.SIGCONT)
-    fleet.start_node(3, level=2)
+    fleet.restart_node(3, level=2)
 
     def returned() -> list[dict[str, Any]]:
         found = [node for row in rows(out)[2:] for node in row["nodes"] if node["client"] in (2, 3)]
