@@ -110,12 +110,11 @@ class Deployment:
         self._start(f"node-{node}", script, f"node-{node}", f"partition-id={node} level={level}")
 
     def restart_node(self, node: int, level: int) -> None:
-        """Returns when it is connected: for a minute after it was killed, the SuperLink refuses it as connected still."""
-        until = time.monotonic() + LONG
+        """Returns when it is connected: for a minute after it was killed, the SuperLink refuses it."""
+        until, name = time.monotonic() + LONG, f"node-{node}"
         while True:
-            (self.folder / f"node-{node}.log").unlink(missing_ok=True)
+            (self.folder / f"{name}.log").unlink(missing_ok=True)
             self.start_node(node, level)
-            name = f"node-{node}"
             wait_for(lambda: not self.alive(name) or "SuperNode ID" in self.log(name), lambda: self.log(name))
             if self.alive(name):
                 return
