@@ -125,8 +125,8 @@ def test_nodes_that_die_hang_and_come_back_and_a_server_that_dies(fleet: Deploym
     fleet.kill("node-3")
     said = reasons(finished(fleet, out, 2, DEADLINE + 60)[1])
     assert set(said) == {2, 3}
-    assert f"silent for {DEADLINE} s" in said[2]
-    assert re.search("Unavailable|silent for", said[3])
+    for node in (2, 3):  # the deadline, or Flower's own patience of two heartbeats, whichever is sooner
+        assert re.search("Unavailable|silent for", said[node]), said[node]
 
     # They come back: with what they remember, and one of them smaller, so that two have the same size.
     fleet.kill("node-2", signal.SIGCONT)
