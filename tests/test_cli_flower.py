@@ -41,6 +41,7 @@ def test_the_app_means_what_was_asked_for(incofl: Shell, tmp_path: Path) -> None
         assert callable(runpy.run_path(str(folder / f"{name}.py"))["app"])
 
 
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's use of pathspec
 def test_flower_packs_it_without_its_runs(incofl: Shell, tmp_path: Path) -> None:
     incofl("flower", "new", tmp_path / "app")
     (tmp_path / "app" / "runs" / "first").mkdir(parents=True)

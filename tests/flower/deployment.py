@@ -109,6 +109,17 @@ class Deployment:
         script = str(SCRIPTS / "supernode.sh")
         self._start(f"node-{node}", script, f"node-{node}", f"partition-id={node} level={level}")
 
+    def restart_node(self, node: int, level: int) -> None:
+        """Returns when it is connected: for a minute after it was killed, the SuperLink refuses it."""
+        until, name = time.monotonic() + LONG, f"node-{node}"
+        while True:
+            (self.folder / f"{name}.log").unlink(missing_ok=True)
+            self.start_node(node, level)
+            wait_for(lambda: not self.alive(name) or "SuperNode ID" in self.log(name), lambda: self.log(name))
+            if self.alive(name):
+                return
+            assert time.monotonic() < until, self.log(name)
+
     def start_run(self, name: str, **run_config: Any) -> Path:
         """``flwr run``; its run folder."""
         out = self.folder / "runs" / name

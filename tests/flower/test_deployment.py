@@ -115,7 +115,7 @@ def test_nodes_that_die_hang_and_come_back_and_a_server_that_dies(fleet: Deploym
     """A method whose clients remember; one run through all of it."""
     fleet.order(3, 2, "slow 600")
     fleet.order(2, 2, "slow 1")
-    out = fleet.start_run("faults", **patient(rounds=1000, method="incoscaffold", wait=DEADLINE))
+    out = fleet.start_run("faults", **patient(rounds=1000, method="incoscaffold", wait=DEADLINE, refresh=1))
     assert not finished(fleet, out, 1)[0]["rejected"]
 
     # One killed while it trains, one stopped past the deadline.
@@ -125,19 +125,18 @@ def test_nodes_that_die_hang_and_come_back_and_a_server_that_dies(fleet: Deploym
     fleet.kill("node-3")
     said = reasons(finished(fleet, out, 2, DEADLINE + 60)[1])
     assert set(said) == {2, 3}
-    assert f"silent for {DEADLINE} s" in said[2]
-    assert re.search("Unavailable|silent for", said[3])
+    for node in (2, 3):  # the deadline, or Flower's own patience of two heartbeats, whichever is sooner
+        assert re.search("Unavailable|silent for", said[node]), said[node]
 
     # They come back: with what they remember, and one of them smaller, so that two have the same size.
     fleet.kill("node-2", signal.SIGCONT)
-    fleet.start_node(3, level=2)
+    fleet.restart_node(3, level=2)
 
     def returned() -> list[dict[str, Any]]:
         found = [node for row in rows(out)[2:] for node in row["nodes"] if node["client"] in (2, 3)]
-        return found if {node["client"] for node in found} == {2, 3} else []
+        return found if {(2, 2), (3, 2)} <= {(node["client"], node["level"]) for node in found} else []
 
     back = wait_for(returned, lambda: fleet.log("run-faults")[-3000:])
-    assert {node["level"] for node in back} == {2}
     assert not any("forgot" in node for node in back)
 
     # Both of one size gone, and the only one that holds the deepest blocks.
@@ -165,6 +164,9 @@ def test_nodes_that_die_hang_and_come_back_and_a_server_that_dies(fleet: Deploym
     before = rows(out)
     fleet.start_superlink()
     fleet.register()
+    for node in (0, 1):  # they have ended: the new SuperLink did not know them
+        fleet.kill(f"node-{node}")
+        fleet.restart_node(node, level=node)
     out = fleet.start_run("faults", **patient(rounds=len(before) + 1, method="incoscaffold"))
     lines = finished(fleet, out, len(before) + 1)
     ended(fleet, out)
