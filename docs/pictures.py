@@ -199,7 +199,7 @@ if __name__ == "__main__":
         case ["observations"]:
             observations()
         case ["updates", folder]:
-            for name in ("updates", "smoothness", "coefficients"):
+            for name in ("updates", "coefficients"):
                 shutil.copy(Path(folder) / "analysis" / f"{name}.png", IMAGES / f"analysis-{name}.png")
         case ["curves", name]:
             curves(name)
