@@ -1,5 +1,6 @@
 """The command ``incofl reproduce``."""
 
+import shlex
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -66,18 +67,28 @@ def reproduce_command(
         except KeyboardInterrupt:
             typer.echo("incofl: interrupted; finished rounds are saved, the same command continues", err=True)
             raise typer.Exit(130) from None
-        markdown, _ = save(study, chosen, table, results, folder, f"incofl reproduce {study.name} --scale {scale}")
+        markdown, _ = save(study, chosen, table, results, folder, _command(study.name, scale, seeds, set_))
         title = f"{study.title}; scale {scale}: test accuracy in percent, {len(table[0].configs)} seed(s)"
         console.print(comparison_table(lines(results), title))
         console.print(f"scale {scale}: {chosen.summary}", highlight=False)
+        if set_:
+            console.print(f"but with {', '.join(set_)}", highlight=False, markup=False)
         if study.note:
             console.print(study.note, highlight=False)
         if study.name == "case-study":
-            _observe(console, table, folder, chosen.tail)
+            _observe(console, table, folder, chosen.tail, _command(study.name, scale, seeds, set_))
         console.print(f"table in {markdown}, run folders in {folder / 'runs'}", soft_wrap=True)
 
 
-def _observe(console: Console, table: list[Cell], folder: Path, tail: int) -> None:
+def _command(name: str, scale: str, seeds: str | None, set_: list[str] | None) -> str:
+    """As it was given, but for places and processes, which do not change the numbers."""
+    chosen = [] if seeds is None else ["--seeds", seeds]
+    return shlex.join(
+        ["incofl", "reproduce", name, "--scale", scale, *chosen, *(w for s in set_ or [] for w in ("--set", s))]
+    )
+
+
+def _observe(console: Console, table: list[Cell], folder: Path, tail: int, command: str) -> None:
     """The case study's observations, which need its runs analysed."""
     from incofl.reproduce import observations  # matplotlib and scikit-learn are not for the others to wait for
 
@@ -85,7 +96,7 @@ def _observe(console: Console, table: list[Cell], folder: Path, tail: int) -> No
         found = observations.cases(table, folder, tail, lambda what: status.update(what))
     observed = observations.observe(found)
     console.print(comparison_table(observations.lines(observed), "the paper's observations"))
-    console.print(f"observations in {observations.save(found, observed, folder)}", soft_wrap=True)
+    console.print(f"observations in {observations.save(found, observed, folder, command)}", soft_wrap=True)
 
 
 def _list() -> None:

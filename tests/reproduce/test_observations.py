@@ -13,7 +13,7 @@ from tests.federations import tiny_config
 
 def case(setting: str, seed: int, accuracy: float, first: float, last: float, r: float, share: float) -> Case:
     cka = (first, (first + last) / 2, last)
-    return Case("ResNet", setting, seed, accuracy, cka, tuple(value - 0.01 for value in cka), r, share)
+    return Case("ResNet", setting, seed, accuracy, cka, tuple(value - 0.01 for value in cka), r, share, 40)
 
 
 def test_a_world_as_the_paper_describes_it() -> None:

@@ -35,9 +35,9 @@ def similarity(groups: Sequence[Group]) -> list[Figure]:
     """CKA between client models: mean by depth, heat maps, and against the accuracy over the rounds."""
     found = [(group, run, run.similarity) for group in groups for run in group.runs if run.similarity]
     depth = [
-        line(group.name(run), (s["points"], s["mean_by_depth"]), group.index, meta={"group": group.index})
+        line(group.name(run), points, group.index, meta={"group": group.index})
         for group, run, s in found
-        if s.get("points") and s.get("mean_by_depth")
+        if (points := _known(s.get("points") or [], s.get("mean_by_depth") or []))[0]
     ]
     figures = []
     if depth:
@@ -84,8 +84,18 @@ def similarity(groups: Sequence[Group]) -> list[Figure]:
     return figures
 
 
+def _known(points: list[Any], values: list[float | None]) -> tuple[list[Any], list[float]]:
+    """Points with their values; where a representation was constant there is none."""
+    known = [(point, value) for point, value in zip(points, values, strict=False) if value is not None]
+    return [point for point, _ in known], [value for _, value in known]
+
+
 def _history(group: Group, run: ReportedRun, history: list[dict[str, Any]]) -> Trace:
-    kept = [entry for entry in history if entry.get("mean_by_depth") and entry.get("accuracy") is not None]
+    kept = [
+        entry
+        for entry in history
+        if entry.get("mean_by_depth") and None not in (entry["mean_by_depth"][-1], entry.get("accuracy"))
+    ]
     points = [entry["mean_by_depth"][-1] for entry in kept], [entry["accuracy"] for entry in kept]
     trace = line(group.name(run), points, group.index, meta={"group": group.index})
     trace["text"] = [f"round {entry['round']}" for entry in kept]
@@ -121,7 +131,7 @@ def _cka(group: Group, run: ReportedRun, s: dict[str, Any]) -> Figure:
         }
         layout = {"xaxis": axis | {"tickangle": -60}, "yaxis": axis | {"autorange": "reversed"}, "hovermode": "closest"}
         panels.append(Panel([trace], layout, point, 330))
-        others = [v for i, line_ in enumerate(matrix) for j, v in enumerate(line_) if i != j]
+        others = [v for i, line_ in enumerate(matrix) for j, v in enumerate(line_) if i != j and v is not None]
         said.append(f"{point} {fmean(others):.2f}" if others else point)
     after = f" after round {s['round']}" if s.get("round") else ""
     examples = f", on {s['examples']} test examples" if s.get("examples") else ""

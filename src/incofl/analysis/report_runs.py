@@ -1,20 +1,19 @@
 """What a report is made of: run folders, read once, in groups that differ in the seed alone."""
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from incofl.analysis.runs import Run
+from incofl.analysis.runs import Run, find_folders
 from incofl.config import UNBOUND, Config
 from incofl.engine.build import build_method, build_model, build_splitter, client_levels
 from incofl.engine.compare import Spread
 from incofl.engine.federation import clients_by_level
 from incofl.engine.records import Row, RunFolder, last_ten, summarise
-from incofl.errors import IncoflError, RunError
+from incofl.errors import IncoflError
 from incofl.methods import find_method
 from incofl.resources import Cost, costs
 
@@ -160,22 +159,6 @@ def read_groups(paths: Sequence[Path]) -> list[Group]:
     ordered = [tuple(sorted(runs, key=lambda run: run.config.seed)) for runs in groups.values()]
     labels = _labels([runs[0].config for runs in ordered])
     return [Group(at, label, runs) for at, (label, runs) in enumerate(zip(labels, ordered, strict=True))]
-
-
-def find_folders(path: Path) -> list[Path]:
-    """The run folders that a path stands for; in a folder of runs, those without a finished round are left out."""
-    inside = [] if RunFolder(path).config.exists() else [file.parent for file in path.rglob("config.toml")]
-    begun = sorted((folder for folder in inside if RunFolder(folder).rows()), key=_natural)
-    if not inside:
-        Run.open(path)  # says what is wrong with it
-    elif not begun:
-        raise RunError(f"{path}: holds {len(inside)} run folder(s) but no finished round, expected at least one")
-    return begun or [path]
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sorts s2 before s10."""
-    return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """A run as its folder tells it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,8 +82,20 @@ class Run:
 
 def find_runs(paths: Sequence[str | Path]) -> list[Run]:
     """The runs in some folders: each is a run folder, or holds run folders as ``incofl compare`` makes them."""
-    runs = []
-    for path in map(Path, paths):
-        inside = sorted(file.parent for file in path.glob("*/config.toml"))
-        runs += [Run.open(path)] if (path / "config.toml").exists() or not inside else [Run.open(p) for p in inside]
-    return runs
+    return [Run.open(folder) for path in paths for folder in find_folders(Path(path))]
+
+
+def find_folders(path: Path) -> list[Path]:
+    """The run folders that a path stands for; in a folder of runs, those without a finished round are left out."""
+    inside = [] if RunFolder(path).config.exists() else [file.parent for file in path.rglob("config.toml")]
+    begun = sorted((folder for folder in inside if RunFolder(folder).rows()), key=_natural)
+    if not inside:
+        Run.open(path)  # says what is wrong with it
+    elif not begun:
+        raise RunError(f"{path}: holds {len(inside)} run folder(s) but no finished round, expected at least one")
+    return begun or [path]
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sorts s2 before s10."""
+    return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", str(path))]

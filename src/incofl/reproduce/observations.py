@@ -19,8 +19,11 @@ from incofl.analysis.similarity import correlate, similarity
 from incofl.analysis.updates import layers, shallow_smoother, update_rounds
 from incofl.engine.checkpoint import write_json
 from incofl.engine.compare import Difference, Spread, folder_of, last_ten_of
+from incofl.engine.records import environment
 from incofl.reproduce.study import Cell, run_name
 
+VERSION = 1  # of what is kept of a run's analysis: change it with the analysis
+FEWEST_PAIRS = 20  # of which a share says something
 HISTORY = 4  # recorded rounds of each run in which clients are compared
 
 
@@ -37,6 +40,7 @@ class Case:
         debiased: the same by the estimate without the bias of few examples and many features.
         correlation: Pearson's, of accuracy and the CKA of the deepest point, over the recorded rounds.
         smoother: the share of (deep layer, round) pairs in which the shallow layer's update is less rough.
+        pairs: how many pairs there are.
     """
 
     model: str
@@ -47,23 +51,26 @@ class Case:
     debiased: tuple[float, ...]
     correlation: float | None
     smoother: float | None
+    pairs: int
 
 
 def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], None]) -> Case:
     """Analyses one run; what was found before is read again."""
     run = Run.open(folder)
     path = folder / "analysis" / "case.json"
-    if path.exists() and (known := json.loads(path.read_text()))["round"] == run.recorded[-1]:
+    key = {"version": VERSION, "round": run.recorded[-1], "history": HISTORY}
+    known = json.loads(path.read_text()) if path.exists() else {}
+    if key.items() <= known.items():
         numbers = known
     else:
         found = similarity(run, Options(history=HISTORY, watch=watch))
         smoother = shallow_smoother(layers(run, update_rounds(run)), "roughness")
-        numbers = {
-            "round": run.recorded[-1],
+        numbers = key | {
             "cka": [float(value) for value in found.mean_by_depth if value is not None],
             "debiased": [float(value) for value in found.debiased_by_depth if value is not None],
             "correlation": found.correlation[found.points[-1]]["pearson"],
             "smoother": smoother.pairs.share,
+            "pairs": smoother.pairs.wins + smoother.pairs.losses,
         }
         write_json(path, numbers)
     return Case(
@@ -75,6 +82,7 @@ def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], 
         tuple(numbers["debiased"]),
         numbers["correlation"],
         numbers["smoother"],
+        numbers["pairs"],
     )
 
 
@@ -113,33 +121,38 @@ def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
         for kind, values in _both(own):
             gap = Difference.of([cka[-1] for cka in values], [cka[0] for cka in values])
             ends = " to ".join(f"{Spread.of([cka[end] for cka in values]).mean:.2f}" for end in (0, -1))
-            yield Observation(1, model, f"{setting}: {kind}, deepest point minus first ({ends})", *_down(gap))
+            what = f"{setting}: {kind}, last minus first of {len(values[0])} points in common ({ends})"
+            yield Observation(1, model, what, *_down(gap))
     inside = [case.correlation for case in found if case.correlation is not None]
     if len(inside) > 1:
         positive = sum(value > 0 for value in inside)
         gap = Difference.of(inside, [0.0] * len(inside))
-        what = "correlation of accuracy and deepest CKA over the rounds of a run"
+        what = f"correlation of accuracy and the last point's CKA over {HISTORY} rounds of a run"
         yield Observation(2, model, f"{what} (positive in {positive} of {len(inside)})", *_up(gap))
-    across = correlate([case.cka[-1] for case in found], [case.accuracy for case in found])["pearson"]
+    # Unequal models have only their first blocks in common: settings are compared where all have a value.
+    shared = min(len(case.cka) for case in found) - 1
+    where = f"point {shared + 1} of {max(len(case.cka) for case in found)}"
+    across = correlate([case.cka[shared] for case in found], [case.accuracy for case in found])["pearson"]
     if across is not None and len(found) > 3:
-        what = f"the same over the {len(found)} runs of all settings, at their end"
+        what = f"correlation of accuracy and CKA at {where} over the {len(found)} runs of all settings, at their end"
         low, high = fisher_interval(across, len(found))
         verdict = "holds" if low > 0 else "opposite" if high < 0 else "cannot be seen"
         yield Observation(2, model, what, f"{across:+.2f} [{low:+.2f}, {high:+.2f}]", verdict)
     for setting in dict.fromkeys(case.setting for case in found):
-        shares = [case.smoother for case in found if case.setting == setting and case.smoother is not None]
+        own = [case for case in found if case.setting == setting]
+        shares, pairs = [case.smoother for case in own if case.smoother is not None], min(case.pairs for case in own)
         if len(shares) > 1:
-            gap = Difference.of(shares, [0.5] * len(shares))
-            what = f"{setting}: share of pairs in which the shallow update is less rough, minus a half"
-            yield Observation(3, model, what, *_up(gap))
+            what = f"{setting}: share of pairs in which the shallow update is less rough, minus a half ({pairs} pairs)"
+            text, verdict = _up(Difference.of(shares, [0.5] * len(shares)))
+            yield Observation(3, model, what, text, verdict if pairs >= FEWEST_PAIRS else "too few pairs")
     with_inco, without = (
         sorted((case for case in found if case.setting == name), key=lambda case: case.seed)
         for name in ("InCoAvg", "HeteroAvg")
     )
     if [case.seed for case in with_inco] == [case.seed for case in without] != []:
         for (kind, ours), (_, theirs) in zip(_both(with_inco), _both(without), strict=True):
-            gap = Difference.of([cka[-1] for cka in ours], [cka[-1] for cka in theirs])
-            yield Observation(4, model, f"{kind} of the deepest point, InCoAvg minus HeteroAvg", *_up(gap))
+            gap = Difference.of([cka[shared] for cka in ours], [cka[shared] for cka in theirs])
+            yield Observation(4, model, f"{kind} at {where}, InCoAvg minus HeteroAvg", *_up(gap))
 
 
 def fisher_interval(r: float, points: int) -> tuple[float, float]:
@@ -175,9 +188,12 @@ def lines(found: Sequence[Observation]) -> list[list[str]]:
     return [["observation", "model", "number", "value [95 %]", "verdict"], *rows]
 
 
-def save(found: Sequence[Case], observed: Sequence[Observation], out: Path) -> Path:
+def save(found: Sequence[Case], observed: Sequence[Observation], out: Path, command: str) -> Path:
     """Writes the observations as Markdown and everything behind them as JSON."""
     document: dict[str, Any] = {
+        "command": command,
+        "commit": environment()["commit"],
+        "rounds compared in each run": HISTORY,
         "cases": [asdict(case) for case in found],
         "observations": [asdict(entry) for entry in observed],
     }

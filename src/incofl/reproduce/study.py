@@ -97,7 +97,7 @@ class Cell:
 def load_study(name: str) -> Study:
     """The study of that name."""
     if name not in STUDIES:
-        raise ConfigError(f"NAME: got {name!r}, expected one of {', '.join(STUDIES)}{nearest(name, STUDIES)}")
+        raise ConfigError(f"NAME: got {name!r}, expected one of {', '.join(STUDIES)}, or all{nearest(name, STUDIES)}")
     tree = tomllib.loads((FILES / "studies" / f"{name}.toml").read_text())
     columns = {column: tuple(keys) for column, keys in tree["columns"].items()}
     sections = tuple(
