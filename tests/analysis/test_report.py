@@ -222,6 +222,19 @@ def test_similarity_as_it_was_analysed(tmp_path: Path) -> None:
     assert "a 0.90, b 0.40" in maps.alt
 
 
+def test_a_similarity_that_is_not_defined_is_left_out(tmp_path: Path) -> None:
+    """A constant representation has no CKA: analyze writes null."""
+    path = folder_of(tmp_path / "r", [0.5, 0.6])
+    found: dict[str, Any] = {"round": 2, "points": ["a", "b"], "mean_by_depth": [0.9, None]}
+    found["cka"] = [[[1, 0.9], [0.9, 1]], [[1, None], [None, None]]]
+    found["history"] = [{"round": 2, "mean_by_depth": [0.9, None], "accuracy": 0.6}]
+    (path / "analysis").mkdir()
+    (path / "analysis" / "similarity.json").write_text(json.dumps(found))
+    figures = similarity(read_groups([path]))
+    assert figures[0].panels[0].data[0]["x"] == ["a"]
+    assert figures[-1].panels[1].data[0]["z"] == [[1.0, None], [None, None]]
+
+
 def test_the_cohorts_and_who_was_rejected(tmp_path: Path) -> None:
     """Ten clients in three levels of 4, 3 and 3: client 5 is of level 1."""
     path = folder_of(tmp_path / "r", [0.5])
