@@ -101,7 +101,7 @@ TINY = [
 
 def test_from_the_command_line(incofl: Shell, tmp_path: Path) -> None:
     sets = [word for key in TINY for word in ("--set", key)]
-    command = ["reproduce", "rules", "--seeds", "0,1", *sets, "--out", tmp_path]
+    command = ["reproduce", "rules", "--seeds", "0,1", *sets, "--data", tmp_path / "d", "--out", tmp_path]
     code, out, err = incofl(*command)
     assert (code, err) == (0, "")
     assert "scale mini" in out
@@ -109,6 +109,8 @@ def test_from_the_command_line(incofl: Shell, tmp_path: Path) -> None:
     document = json.loads((tmp_path / "rules.json").read_text())
     assert [result["row"] for result in document["results"]] == ["HeteroAvg", "released", "algorithm1", "theorem"]
     assert document["seeds"] == [0, 1]
+    assert "--set rounds=2" in document["command"]
+    assert {run["data"]["root"] for run in document["runs"].values()} == {"data"}
     assert (tmp_path / "rules.md").read_text().count("\n") == 6
     folders = sorted((tmp_path / "runs").iterdir())
     assert len(folders) == 8

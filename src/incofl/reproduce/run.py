@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from incofl.config import Config
+from incofl.config.schema import DataConfig
 from incofl.engine.checkpoint import write_json
 from incofl.engine.compare import Arm, Difference, Spread, check_arms, folder_of, last_ten_of, run_side_by_side
 from incofl.engine.records import RunFolder
@@ -40,7 +42,7 @@ class Outcome:
     verdict: Verdict | None
 
 
-def arms_of(table: Sequence[Cell]) -> dict[Arm, Any]:
+def arms_of(table: Sequence[Cell]) -> dict[Arm, Config]:
     """The runs behind a table, each once."""
     return {(run_name(config), seed): config for cell in table for seed, config in cell.configs.items()}
 
@@ -193,12 +195,17 @@ def save(
         "seeds": sorted({seed for _, seed in arms}),
         "seconds": round(sum(_seconds(out, arm) for arm in arms), 1),
         "results": [dataclasses.asdict(result) for result in results],
-        "runs": {f"{name}-s{seed}": config.to_dict() for (name, seed), config in arms.items()},
+        "runs": {f"{name}-s{seed}": _anywhere(config).to_dict() for (name, seed), config in arms.items()},
     }
     write_json(out / f"{study.name}.json", document)
     markdown = out / f"{study.name}.md"
     markdown.write_text(as_markdown(results))
     return markdown, out / f"{study.name}.json"
+
+
+def _anywhere(config: Config) -> Config:
+    """The config without the place of its data, which is the reader's own."""
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, root=DataConfig.root))
 
 
 def _environment(out: Path, arm: Arm) -> dict[str, Any]:
