@@ -2,6 +2,7 @@
 
 import shlex
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,8 @@ import typer
 from rich.console import Console
 
 from incofl.display import CompareDisplay, comparison_table, make_console
+from incofl.engine.compare import Arm
+from incofl.engine.run import Progress
 from incofl.errors import ConfigError
 from incofl.reproduce import SCALES, STUDIES, load_scale, load_study
 from incofl.reproduce.run import arms_of, lines, reproduce, save
@@ -55,15 +58,8 @@ def reproduce_command(
             continue
         try:
             with CompareDisplay(console, len(arms_of(table)), quiet=quiet) as display:
-                results = reproduce(
-                    study,
-                    chosen,
-                    folder,
-                    jobs=jobs,
-                    overrides=overrides,
-                    seeds=only,
-                    watch=lambda arm, display=display: display.watch(*arm),  # type: ignore[misc]
-                )
+                watch = partial(_watch, display)
+                results = reproduce(study, chosen, folder, jobs=jobs, overrides=overrides, seeds=only, watch=watch)
         except KeyboardInterrupt:
             typer.echo("incofl: interrupted; finished rounds are saved, the same command continues", err=True)
             raise typer.Exit(130) from None
@@ -78,6 +74,10 @@ def reproduce_command(
         if study.name == "case-study":
             _observe(console, table, folder, chosen.tail, _command(study.name, scale, seeds, set_))
         console.print(f"table in {markdown}, run folders in {folder / 'runs'}", soft_wrap=True)
+
+
+def _watch(display: CompareDisplay, arm: Arm) -> Progress:
+    return display.watch(*arm)
 
 
 def _command(name: str, scale: str, seeds: str | None, set_: list[str] | None) -> str:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from incofl.analysis.clients import Member, Replay, choose
-from incofl.analysis.findings import Findings, Options, own_folder
+from incofl.analysis.findings import Findings, Options, of_each, own_folder
 from incofl.analysis.groups import by_seed
 from incofl.analysis.plots import colour, drawn, marker, panels
 from incofl.analysis.runs import Run
 from incofl.engine.checkpoint import write_json
 from incofl.engine.worker import one_thread
-from incofl.errors import IncoflError, RunError
+from incofl.errors import RunError
 from incofl.split import Slice
 from incofl.split.slice import Index
 
@@ -147,23 +147,14 @@ def embed(rows: np.ndarray, seed: int) -> np.ndarray:
 
 def figures(runs: Sequence[Run], out: Path, options: Options | None = None) -> Findings:
     """Of each run its features, of several runs their pictures beside each other."""
-    found: dict[Path, Features] = {}
     files: list[Path] = []
-    missing: list[str] = []
-    for run in runs:
-        try:
-            result = features(run, options)
-        except IncoflError as problem:
-            missing.append(f"features: {problem}")
-            continue
-        found[run.folder.path] = result
-        folder = own_folder(run)
+    found, missing = of_each("features", runs, lambda run: features(run, options))
+    analysed = [run for run in runs if run.folder.path in found]
+    for run in analysed:
+        folder, result = own_folder(run), found[run.folder.path]
         files += [folder / "features.json", folder / "features.png"]
         write_json(files[-2], result.to_json())
         draw(files[-1], {run.name: result})
-    if not found:
-        raise RunError(missing[0])
-    analysed = [run for run in runs if run.folder.path in found]
     if len(analysed) > 1:
         files.append(out / "features.png")
         draw(files[-1], {label: found[group[0].folder.path] for label, group in by_seed(analysed).items()})

@@ -8,9 +8,12 @@ do for a run it says in ``Findings.missing``, or, if it can do nothing at all, b
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from incofl.analysis.runs import Run
+from incofl.errors import IncoflError, RunError
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -62,3 +65,17 @@ def own_folder(run: Run) -> Path:
     folder = run.folder.path / "analysis"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def of_each(name: str, runs: Sequence[Run], analysis: Callable[[Run], Found]) -> tuple[dict[Path, Found], list[str]]:
+    """What an analysis finds of each run, by its folder, and why not of the others; refuses if of none."""
+    found: dict[Path, Found] = {}
+    missing: list[str] = []
+    for run in runs:
+        try:
+            found[run.folder.path] = analysis(run)
+        except IncoflError as problem:
+            missing.append(f"{name}: {problem}")
+    if not found:
+        raise RunError(missing[0])
+    return found, missing

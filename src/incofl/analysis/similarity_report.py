@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from incofl.analysis.findings import Findings, Options, own_folder
+from incofl.analysis.findings import Findings, Options, of_each, own_folder
 from incofl.analysis.groups import by_seed
 from incofl.analysis.runs import Run
 from incofl.analysis.similarity import FEWEST_ROUNDS, Similarity, correlate, plain, similarity
@@ -18,7 +18,6 @@ from incofl.analysis.similarity_plots import (
     draw_heat_maps,
 )
 from incofl.engine.checkpoint import write_json
-from incofl.errors import IncoflError, RunError
 
 HEADINGS = (
     *("run", "round", "accuracy", "from", "to", "CKA shallow", "deep", "deep, same level", "different levels"),
@@ -28,22 +27,12 @@ HEADINGS = (
 
 def figures(runs: Sequence[Run], out: Path, options: Options | None = None) -> Findings:
     """Compares the clients' models of each run, and several runs with each other."""
-    options = options or Options()
-    found: dict[Path, Similarity] = {}
     files: list[Path] = []
-    missing: list[str] = []
-    for run in runs:
-        try:
-            result = similarity(run, options)
-        except IncoflError as problem:
-            missing.append(f"similarity: {problem}")
-            continue
-        found[run.folder.path] = result
-        files += write_own(run, result)
-        missing += gaps(run, result)
-    if not found:
-        raise RunError(missing[0])
+    found, missing = of_each("similarity", runs, lambda run: similarity(run, options))
     analysed = [run for run in runs if run.folder.path in found]
+    for run in analysed:
+        files += write_own(run, found[run.folder.path])
+        missing += gaps(run, found[run.folder.path])
     if len(analysed) > 1:
         files += write_comparison(analysed, found, out)
     return Findings(
