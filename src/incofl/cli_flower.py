@@ -48,7 +48,6 @@ min-replies = {half}
 attempts = 3
 window = 32
 patience = 2
-refresh = 0
 poll = 0.5
 metrics-port = 0
 """

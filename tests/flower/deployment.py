@@ -1,4 +1,6 @@
-"""A SuperLink and SuperNodes as real processes on loopback, with TLS and authentication, by the example's own scripts.
+"""A SuperLink and SuperNodes as real processes, with TLS and authentication, by the example's own scripts.
+
+On loopback, or each on the host that it is told to be on.
 
 Every wait has an end, and at the end everything that was started is killed, with all that it has started itself.
 """
@@ -6,19 +8,31 @@ Every wait has an end, and at the end everything that was started is killed, wit
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+from incofl.cli import app as cli
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "flower-deployment"
 LONG = 300.0  # seconds for anything to start, on a busy machine
+DEADLINE = int(os.environ.get("INCOFL_TEST_DEADLINE", "75"))  # for a turn, which includes the start of its process
+
+KEYS = """
+model.width = 1.0
+local.epochs = 3
+local.batch_size = 16
+local.lr = 0.05
+engine.workers = 1
+"""
 
 # One process for all keys: each start of flwr takes seconds.
 REGISTER = """
@@ -58,11 +72,23 @@ def family(pid: int) -> list[int]:
     return found
 
 
+def write_app(folder: Path, clients: int) -> None:
+    """An app as ``incofl flower new`` writes it, but for its clients' bad manners; it learns in three rounds."""
+    cli(["flower", "new", str(folder), "--model", "tiny-mlp", "--clients", str(clients)], standalone_mode=False)
+    project, known = folder / "pyproject.toml", f"cohort = {clients}\n"
+    assert known in project.read_text()
+    project.write_text(project.read_text().replace(known, known + KEYS))
+    shutil.copy(Path(__file__).with_name("hostile_app.py"), folder / "client_app.py")
+
+
 class Deployment:
     """A fleet in a folder; ``with`` starts the SuperLink and ends everything."""
 
-    def __init__(self, folder: Path, nodes: int) -> None:
-        self.folder, self.nodes = folder, nodes
+    def __init__(
+        self, folder: Path, nodes: int, address: str = "127.0.0.1", on: Callable[[str], Sequence[str]] = lambda name: ()
+    ) -> None:
+        """Args: folder, number of nodes; the SuperLink's address; what starts a command on the host of a process."""
+        self.folder, self.nodes, self.address, self._on = folder, nodes, address, on
         self.port = free_port()
         self.app = folder / "app"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -70,7 +96,13 @@ class Deployment:
         known = {"KEYS": "keys", "STATE": "state", "FLWR_HOME": "flwr", "INCOFL_TEST_ORDERS": "orders"}
         self.environment = os.environ | {name: str(folder / path) for name, path in known.items()}
         self.environment |= {
-            **{"PORT": str(self.port), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            **{
+                "HOST": address,
+                "PORT": str(self.port),
+                "PYTHONPATH": paths,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONUNBUFFERED": "1",
+            },
             **{"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"},
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         }
@@ -78,7 +110,8 @@ class Deployment:
     def __enter__(self) -> "Deployment":
         (self.folder / "orders").mkdir()
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed test cleans up, too
-        self._call(sys.executable, str(SCRIPTS / "make_keys.py"), str(self.folder / "keys"), "--nodes", "6")
+        keys = [str(SCRIPTS / "make_keys.py"), str(self.folder / "keys"), "--host", self.address]
+        self._call(sys.executable, *keys, "--nodes", str(self.nodes + 1))  # one that nobody registers
         try:
             self.start_superlink()
             self._call(str(SCRIPTS / "register.sh"))  # no key: writes the connection alone
@@ -121,12 +154,24 @@ class Deployment:
             assert time.monotonic() < until, self.log(name)
 
     def start_run(self, name: str, **run_config: Any) -> Path:
-        """``flwr run``; its run folder."""
+        """``flwr run``, patient with whoever does not come; its run folder."""
         out = self.folder / "runs" / name
-        values = {"out": str(out), **run_config}
+        patient = {"deadline": DEADLINE, "wait": int(LONG), "min_nodes": 1, "min_replies": 1, "patience": 9}
+        values = {"out": str(out), **patient, **run_config}
         given = " ".join(f"{key.replace('__', '.').replace('_', '-')}={json.dumps(v)}" for key, v in values.items())
         self._start(f"run-{name}", "flwr", "run", str(self.app), "fleet", "--stream", "--run-config", given)
         return out
+
+    def finished(self, out: Path, rounds: int, seconds: float = LONG) -> list[dict[str, Any]]:
+        """The lines of a run, as soon as there are so many."""
+        log = f"run-{out.name}"
+        return wait_for(
+            lambda: lines if len(lines := rows(out)) >= rounds else [], lambda: self.log(log)[-3000:], seconds
+        )
+
+    def ended(self, out: Path) -> None:
+        """Until ``flwr run`` has returned."""
+        wait_for(lambda: not self.alive(f"run-{out.name}"), "flwr run does not end")
 
     def alive(self, name: str) -> bool:
         """Whether a process runs."""
@@ -165,7 +210,7 @@ class Deployment:
     def _start(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                command,
+                [*self._on(name), *command],
                 env=self.environment,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
@@ -176,7 +221,12 @@ class Deployment:
 
     def _call(self, *command: str) -> None:
         done = subprocess.run(
-            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=LONG
+            [*self._on("superlink"), *command],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=LONG,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -188,3 +238,8 @@ def rows(out: Path) -> list[dict[str, Any]]:
     except OSError:
         return []
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def reasons(row: dict[str, Any]) -> dict[int, str]:
+    """Why whose reply was not accepted."""
+    return {refusal["client"]: refusal["reason"] for refusal in row["rejected"]}

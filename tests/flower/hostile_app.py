@@ -1,6 +1,7 @@
 """The client app of the deployment's tests: honest, until a file tells its node what else to do."""
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def train(message: Message, context: Context) -> Message:
     order.unlink(missing_ok=True)
     if deed.startswith("slow"):
         time.sleep(float(deed.split()[1]))
+    if deed == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     content = honest(message, context).content
     sent = spoil(deed, content, old)
     if not deed:

@@ -2,16 +2,18 @@
 
 import dataclasses
 import json
+import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Array, Error, Message
+from flwr.app import Array, Context, Error, Message, MessageType
 
 from incofl.engine.federation import Federation
-from incofl.errors import RunError
+from incofl.errors import ConfigError, RunError
 from incofl.flower import make_client_app, serve
 from incofl.flower.messages import encode_problem
 from tests.federations import tiny_config
@@ -96,6 +98,48 @@ def test_a_reply_that_flower_cannot_read(tmp_path: Path) -> None:
     reason = "client 1: node 1001: its reply cannot be read: Unexpected set of `children`"
     assert row["rejected"] == [{"client": 1, "reason": reason}]
     assert len(row["nodes"]) == 3
+
+
+def test_a_reply_that_is_announced_and_never_arrives_costs_no_more_than_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower itself would wait for the rest of it for two hours."""
+    over = threading.Event()
+
+    def never(message: Message) -> Message:
+        over.wait(60)
+        raise ValueError("nobody is there to hear this")
+
+    monkeypatch.setattr("incofl.flower.grid.TRANSFER", 3.0)
+    grid = fleet(CONFIG)
+    grid.fates[VICTIM] = never
+    start = time.monotonic()
+    serve(grid, CONFIG, settings(tmp_path / "run", deadline=0.2))
+    assert time.monotonic() - start < 30
+    over.set()
+    reasons = [refusal["reason"] for row in rows(tmp_path / "run") for refusal in row["rejected"]]
+    late = "client 1: node 1001: its reply has not arrived whole after 3 s"
+    assert reasons == [late, f"{late}; it gets level 0 from now on"]
+    assert all(len(row["nodes"]) == 3 for row in rows(tmp_path / "run"))
+
+
+def test_an_answer_that_never_arrives_leaves_its_node_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    honest = make_client_app()
+
+    def app(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == MessageType.QUERY and context.node_config["partition-id"] == 1:
+            over.wait(60)
+        return honest(message, context)
+
+    monkeypatch.setattr("incofl.flower.grid.TRANSFER", 1.0)
+    grid = fleet(CONFIG)
+    grid.app = app
+    serve(grid, dataclasses.replace(CONFIG, rounds=1), settings(tmp_path / "run", min_nodes=3, wait=3))
+    over.set()
+    assert [row["clients"] for row in rows(tmp_path / "run")] == [[0, 2, 3]]
+    (refused,) = json.loads((tmp_path / "run" / "nodes.json").read_text())["refused"]
+    assert refused == {"node": "1001", "reason": "its answer has not arrived whole in a minute"}
 
 
 def test_a_client_app_that_dies_gets_less(tmp_path: Path) -> None:
@@ -183,22 +227,53 @@ def test_waiting_for_nodes_is_bounded(tmp_path: Path) -> None:
     assert known["refused"] == [{"node": "9", "reason": "partition-id: got 9, expected 0 to 3 (data.clients)"}]
 
 
-def test_nodes_are_asked_again(tmp_path: Path) -> None:
-    """With ``refresh``, a node that has more room than before gets more."""
+@pytest.mark.parametrize(
+    ("impatient", "message"),
+    [
+        ({"min_nodes": 5}, r"min-nodes: got 5, expected at most 4, the size of the fleet \(data.clients\)"),
+        ({"min_replies": 4}, "min-replies: got 4, expected at most 3, the size of a cohort"),
+    ],
+)
+def test_nobody_waits_for_more_than_there_can_be(impatient: dict[str, int], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        serve(fleet(CONFIG), dataclasses.replace(CONFIG, cohort=3), settings(tmp_path / "run", wait=60, **impatient))
+    assert not (tmp_path / "run").exists()
+
+
+def change_in_round(grid: LoopGrid, round: int, **said: Any) -> Callable[[Message], Message]:
+    """A node that is restarted with another config before its turn in a round."""
+
+    def fate(message: Message) -> Message:
+        if message.content["order"]["round"] == round:
+            grid.nodes[VICTIM].node_config.update(said)
+        return grid.app(message, grid.nodes[VICTIM])
+
+    return fate
+
+
+def test_a_node_that_changes_says_so_instead_of_training(tmp_path: Path) -> None:
+    """It gets what fits from then on, without being asked again; the others do not notice."""
     config = dataclasses.replace(CONFIG, rounds=4)
     grid = LoopGrid(make_client_app())
     for client in range(4):
         grid.add(FIRST + client, partition_id=client, level=0)
+    grid.fates[VICTIM] = change_in_round(grid, 1, level=1)
+    serve(grid, config, settings(tmp_path / "run"))
+    lines = rows(tmp_path / "run")
+    reason = "node 1001: it says other limits than before; it is client 1 and gets level 1 from now on"
+    assert [row["rejected"] for row in lines] == [[], [{"client": 1, "reason": f"client 1: {reason}"}], [], []]
+    assert [{node["client"]: node["level"] for node in row["nodes"]}.get(1) for row in lines] == [0, None, 1, 1]
+    assert grid.questions.count(VICTIM) == 1
 
-    def grow(message: Message) -> Message:
-        grid.nodes[VICTIM].node_config["level"] = 1
-        return grid.app(message, grid.nodes[VICTIM])
 
-    grid.fates[VICTIM] = grow
-    serve(grid, config, settings(tmp_path / "run", refresh=2))
-    levels = [{node["client"]: node["level"] for node in row["nodes"]}[1] for row in rows(tmp_path / "run")]
-    assert levels == [0, 0, 1, 1]
-    assert grid.questions.count(VICTIM) == 2
+def test_a_node_that_changes_into_what_nobody_can_serve_is_left_out(tmp_path: Path) -> None:
+    grid = fleet(CONFIG)
+    grid.fates[VICTIM] = change_in_round(grid, 0, memory="1 kB")
+    serve(grid, CONFIG, settings(tmp_path / "run", min_nodes=3))
+    first, second = rows(tmp_path / "run")
+    reason = first["rejected"][0]["reason"]
+    assert re.search("it says other limits than before; it is left out: .*no level fits", reason), reason
+    assert second["clients"] == [0, 2, 3]
 
 
 def test_levels_follow_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,8 +193,8 @@ def test_what_nodes_say_went_wrong(federation: Federation) -> None:
 
 def test_orders_and_answers_come_back() -> None:
     tensors = {"a": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), "n": torch.tensor(7)}
-    for memory in (None, (2, 0)):
-        order = Order("run", "seed = 1", JOB, memory)
+    for memory, known in ((None, None), ((2, 0), Answer(0, 1, {"memory": 7}))):
+        order = Order("run", "seed = 1", JOB, memory, known)
         found, model, sent = decode_order(wired(encode_order(order, arrays(tensors), arrays({}))))
         assert found == order
         assert torch.equal(model["a"], tensors["a"])

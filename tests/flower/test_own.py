@@ -55,6 +55,13 @@ def test_the_example_learns(example: dict[str, Any], tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "partition.json").exists()  # whose examples are whose is not the server's business
 
 
+def test_what_goes_wrong_is_said_without_the_way_there() -> None:
+    """Flower shows a traceback: it ends with our line, and has no frame below that of the server app."""
+    with pytest.raises(ConfigError, match="rounds: got 'many'") as problem:
+        make_server_app()(LoopGrid(None), context(rounds="many"))
+    assert [frame.name for frame in problem.traceback][-1] == "main"
+
+
 def test_own_optimizers_and_loaders_are_used(example: dict[str, Any], tmp_path: Path) -> None:
     """A rate of 0 leaves everything as it is; batches from a loader are examples like any other."""
     task: Task = example["task"]

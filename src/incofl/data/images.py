@@ -1,6 +1,7 @@
 """Readers of the original files of image data sets: digits, MNIST, Fashion-MNIST, CIFAR-10."""
 
 import gzip
+import importlib.util
 import io
 import pickle
 import struct
@@ -19,11 +20,14 @@ from incofl.errors import DataError
 
 def digits(root: Path) -> tuple[Examples, Examples]:
     """The 1,797 8x8 digits that come with scikit-learn: a fixed, stratified fifth is the test set."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x = torch.from_numpy(bunch.images.astype(np.uint8)).unsqueeze(1)
-    y = torch.from_numpy(bunch.target.astype(np.int64))
+    # Its file, and not its loader: importing scikit-learn takes every process seconds.
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise DataError("digits: they come with scikit-learn, which is not installed; hint: pip install scikit-learn")
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as lines:
+        table = np.loadtxt(lines, dtype=np.uint8, delimiter=",")
+    x = torch.from_numpy(table[:, :-1].reshape(-1, 1, 8, 8))
+    y = torch.from_numpy(table[:, -1].astype(np.int64))
     order = np.random.default_rng(0).permutation(len(y))
     test = np.zeros(len(y), dtype=bool)
     for label in range(10):

@@ -74,6 +74,8 @@ def _train(task: Task | None, content: RecordDict, context: Context) -> RecordDi
     start, used = time.perf_counter(), _cpu_seconds()
     order, state, sent = decode_order(content)
     job = order.job
+    if order.known is not None and _said(context, client=job.client) != order.known:
+        return _introduce(task, content, context)  # it is not what it was, and this slice may be too large for it
     federation, worker = _at_work(order.config, task, _text(context, "data-root"), _text(context, "device"))
     if task is not None:
         data = task.node_data(context)
@@ -90,10 +92,16 @@ def _train(task: Task | None, content: RecordDict, context: Context) -> RecordDi
 
 def _introduce(task: Task | None, content: RecordDict, context: Context) -> RecordDict:
     """What this node can do."""
-    known = context.node_config
     examples = None if task is None else len(task.node_data(context).train)
+    return encode_answer(dataclasses.replace(_said(context), examples=examples))
+
+
+def _said(context: Context, client: int | None = None) -> Answer:
+    """What a node's config says of it; one that names no client is the one that it is taken for."""
+    known = context.node_config
+    named = _number(known, "partition-id")
     limits = read_limits(known, "node-config")
-    return encode_answer(Answer(_number(known, "partition-id"), _number(known, "level"), limits, examples))
+    return Answer(client if named is None else named, _number(known, "level"), limits or None)
 
 
 @functools.lru_cache(maxsize=4)

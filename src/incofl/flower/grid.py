@@ -4,9 +4,11 @@ Replies are fetched one at a time, in the order of the schedule: others wait at 
 upload whatever the cohort, and sums do not depend on who is first.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, Message, MessageType
@@ -20,7 +22,16 @@ from incofl.engine.records import Row
 from incofl.engine.trace import Trace
 from incofl.errors import UploadError
 from incofl.flower.memory import Accepted
-from incofl.flower.messages import Order, OutOfMemory, arrays, decode_reply, encode_order, num_bytes, one_line
+from incofl.flower.messages import (
+    Changed,
+    Order,
+    OutOfMemory,
+    arrays,
+    decode_reply,
+    encode_order,
+    num_bytes,
+    one_line,
+)
 from incofl.flower.nodes import Fleet
 from incofl.flower.settings import Settings
 from incofl.method import Upload
@@ -28,6 +39,7 @@ from incofl.server import Server
 from incofl.tensors import Tensors
 
 CLOCKS = 60.0  # seconds by which the clocks of server and nodes may differ
+TRANSFER = 60.0  # seconds that a reply has, at least, from its announcement until it is here
 CRASHED = 8  # Flower's code for a client app whose process died
 
 
@@ -88,16 +100,16 @@ class GridExecutor:
 
     def _send(self, server: Server, job: Job) -> Turn:
         piece = self._federation.slice(job.level, job.round)
-        order = Order(self._fleet.run, self._config, job, self._accepted.manifest.get(job.client))
+        node = self._fleet.nodes[job.client]
+        order = Order(self._fleet.run, self._config, job, self._accepted.manifest.get(job.client), node.known)
         sent = self._federation.method.server.sent(server, job.level)
         if job.level not in self._records:  # the same for all nodes of a level
             self._records[job.level] = arrays(piece.look(server.state(job.level))), arrays(piece.look(sent))
         content = encode_order(order, *self._records[job.level])
-        node = self._fleet.nodes[job.client].node
         message = Message(
-            content, node, MessageType.TRAIN, ttl=self._settings.deadline + CLOCKS, group_id=str(job.round + 1)
+            content, node.node, MessageType.TRAIN, ttl=self._settings.deadline + CLOCKS, group_id=str(job.round + 1)
         )
-        return Turn(job, node, push(self._grid, message), time.monotonic(), num_bytes(content))
+        return Turn(job, node.node, push(self._grid, message), time.monotonic(), num_bytes(content))
 
     def _outcome(self, turn: Turn) -> Upload | Lost:
         client = turn.job.client
@@ -109,6 +121,8 @@ class GridExecutor:
             upload, report = decode_reply(reply.content, self._federation, turn.job)
         except OutOfMemory as problem:
             return Lost(client, f"node {turn.node}: out of memory ({problem}){self._missed(client, at_once=True)}")
+        except Changed as problem:
+            return Lost(client, f"node {turn.node}: {problem}; {self._fleet.hear(turn.node, problem.answer)}")
         except UploadError as problem:
             return Lost(client, f"node {turn.node}: {problem}")
         self._fleet.succeeded(client)
@@ -131,14 +145,18 @@ class GridExecutor:
         """
         if turn.message is None:
             raise UploadError("its order could not be sent")
+        client, until = turn.job.client, turn.sent + self._settings.deadline
         expired = False
-        while (reply := pull(self._grid, turn.message)) is None:
-            if expired:
-                missed = self._missed(turn.job.client)
-                raise UploadError(f"silent for {self._settings.deadline:g} s, its deadline{missed}")
-            time.sleep(self._settings.poll)
-            # Looked for once more after the deadline: it may have come while an earlier one was waited for.
-            expired = time.monotonic() > turn.sent + self._settings.deadline
+        try:
+            while (reply := pull(self._grid, turn.message, until)) is None:
+                if expired:
+                    raise UploadError(f"silent for {self._settings.deadline:g} s, its deadline{self._missed(client)}")
+                time.sleep(self._settings.poll)
+                # Looked for once more after the deadline: it may have come while an earlier one was waited for.
+                expired = time.monotonic() > until
+        except TimeoutError:
+            waited = time.monotonic() - turn.sent
+            raise UploadError(f"its reply has not arrived whole after {waited:.0f} s{self._missed(client)}") from None
         return reply
 
     def _missed(self, client: int, at_once: bool = False) -> str:
@@ -154,16 +172,34 @@ def push(grid: Grid, message: Message) -> str | None:
     return ids[0] or None if ids else None
 
 
-def pull(grid: Grid, message: str) -> Message | None:
+def pull(grid: Grid, message: str, until: float = 0.0) -> Message | None:
     """The reply to a message, if it has come; whose it is follows from the message, for errors are the SuperLink's.
+
+    A reply is announced before it is there, and Flower itself would wait for the rest of it for hours.
+
+    Args:
+        grid: where to ask.
+        message: its id.
+        until: by when (``time.monotonic``) an announced reply must be here; it has a minute in any case.
 
     Raises:
         UploadError: it cannot be read.
+        TimeoutError: it is announced, and not here in time.
     """
+    reply: Future[Message | None] = Future()
+    threading.Thread(target=_fetch, args=(grid, message, reply), daemon=True).start()
     try:
-        return next((r for r in grid.pull_messages([message]) if r.metadata.reply_to_message_id == message), None)
+        return reply.result(max(until - time.monotonic(), TRANSFER))
     except (ValueError, TypeError, LookupError, AttributeError) as problem:  # of Flower, at what a stranger sent
         raise UploadError(f"its reply cannot be read: {one_line(str(problem))}") from None
+
+
+def _fetch(grid: Grid, message: str, reply: Future[Message | None]) -> None:
+    try:
+        found = (one for one in grid.pull_messages([message]) if one.metadata.reply_to_message_id == message)
+        reply.set_result(next(found, None))
+    except BaseException as problem:  # whoever waits for the reply gets it
+        reply.set_exception(problem)
 
 
 def words(reply: Message) -> str:

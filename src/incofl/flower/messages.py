@@ -35,12 +35,14 @@ class Order:
         config: the run's config, as TOML.
         job: client, level and round.
         memory: level and round of the turn whose memory the node shall start from: its last accepted one.
+        known: what the node has said of itself, as far as its slice depends on it.
     """
 
     run: str
     config: str
     job: Job
     memory: tuple[int, int] | None = None
+    known: "Answer | None" = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ def encode_order(order: Order, model: ArrayRecord, sent: ArrayRecord) -> RecordD
     numbers = {"version": VERSION, "round": job.round, "client": job.client, "level": job.level}
     memory = {"memory_level": level, "memory_round": round}
     words = {"run": order.run, "config": order.config}
-    return RecordDict({"model": model, "sent": sent, "order": ConfigRecord({**numbers, **memory, **words})})
+    content = RecordDict({"model": model, "sent": sent, "order": ConfigRecord({**numbers, **memory, **words})})
+    return content if order.known is None else RecordDict({**content, **encode_answer(order.known)})
 
 
 def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors]:
@@ -94,7 +97,8 @@ def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors]:
         raise UploadError(f"the server speaks version {record['version']} of the messages, this node {VERSION}")
     job = Job(record["client"], record["level"], record["round"])
     memory = (record["memory_level"], record["memory_round"]) if record["memory_round"] >= 0 else None
-    order = Order(record["run"], record["config"], job, memory)
+    known = _read_answer(content["answer"]) if "answer" in content else None
+    order = Order(record["run"], record["config"], job, memory, known)
     return order, *(content[name].to_torch_state_dict() for name in ("model", "sent"))
 
 
@@ -121,14 +125,25 @@ class OutOfMemory(UploadError):
     """A node had too little memory for its turn."""
 
 
+class Changed(UploadError):
+    """A node is not what it was when its slice was cut."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__("it says other limits than before")
+        self.answer = answer
+
+
 def decode_reply(content: RecordDict, federation: Federation, job: Job) -> tuple[Upload, Report]:
     """The upload of a job.
 
     Raises:
         OutOfMemory: the node says so.
+        Changed: it says what it can do now.
         UploadError: it says that something else went wrong, or what it says is not acceptable.
     """
     raise_problem(content)
+    if "answer" in content:
+        raise Changed(decode_answer(content))
     _check_keys(content, {"update", "buffers", "extra", "report"}, "the reply")
     layout, piece = federation.model.layout, federation.slice(job.level, job.round)
     tensors = [
@@ -191,8 +206,11 @@ def decode_answer(content: RecordDict) -> Answer:
     """What a node says of itself, checked."""
     raise_problem(content)
     _check_keys(content, {"answer"}, "the answer")
+    return _read_answer(content["answer"])
+
+
+def _read_answer(record: Any) -> Answer:
     limits = ("memory", "compute", "bandwidth")
-    record = content["answer"]
     if not isinstance(record, ConfigRecord) or record.keys() - {"version", "client", "level", "examples", *limits}:
         raise UploadError("the answer holds what was not asked for")
     said = {name: _whole(value, name) for name, value in record.items()}

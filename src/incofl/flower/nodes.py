@@ -41,6 +41,11 @@ class Node:
     examples: int | None = None
     missed: int = 0
 
+    @property
+    def known(self) -> Answer:
+        """What it has said, as far as its level depends on it."""
+        return Answer(self.client, self.wanted, self.limits or None)
+
 
 class Fleet:
     """All nodes of a run, by client."""
@@ -105,6 +110,15 @@ class Fleet:
         self._present.add(client)
         self.refused.pop(id, None)
         return self.nodes[client]
+
+    def hear(self, id: int, answer: Answer) -> str:
+        """Takes in what a node says, or leaves it out; in words."""
+        try:
+            node = self.welcome(id, answer)
+        except ConfigError as problem:
+            self.refuse(id, str(problem))
+            return f"it is left out: {problem}"
+        return f"it is client {node.client} and gets level {node.level} from now on"
 
     def _number(self, id: int, answer: Answer) -> int:
         """The client that a node is: as it says, as it was, or the next number that is free."""

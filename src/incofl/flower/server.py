@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from incofl.config import Config, load_config, make_config
 from incofl.display import RunDisplay, make_console
 from incofl.engine.run import Progress, run
-from incofl.errors import ConfigError
+from incofl.errors import ConfigError, IncoflError
 from incofl.flower.settings import Settings, read_run_config
 from incofl.flower.site import FlowerSite
 from incofl.flower.task import Task
@@ -32,8 +32,11 @@ def make_server_app(
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
-        ours, named, overrides = read_run_config(context.run_config, chosen)
-        serve(grid, _config(named or config, overrides, task), ours, task)
+        try:
+            ours, named, overrides = read_run_config(context.run_config, chosen)
+            serve(grid, _config(named or config, overrides, task), ours, task)
+        except IncoflError as problem:
+            raise problem.with_traceback(None) from None  # what Flower shows of it ends with one clear line
 
     app.main()(main)
     return app

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from incofl.config import Config
 from incofl.errors import ConfigError
 
 
@@ -23,7 +24,6 @@ class Settings:
         attempts: at a round, before the run ends with an error; finished rounds are saved.
         window: turns under way at a time, or done and not added up yet: what bounds the memory of the SuperLink.
         patience: deadlines that a node may miss in a row before it gets a smaller model.
-        refresh: ask nodes again for their limits after every so many rounds; 0: only nodes that come anew.
         poll: seconds between two looks for a reply.
         metrics_port: port of an endpoint for Prometheus; 0: none.
     """
@@ -37,18 +37,27 @@ class Settings:
     attempts: int = 3
     window: int = 32
     patience: int = 2
-    refresh: int = 0
     poll: float = 0.5
     metrics_port: int = 0
 
     def __post_init__(self) -> None:
-        counts = {"min_nodes": 0, "min_replies": 0, "attempts": 1, "window": 1, "patience": 1, "refresh": 0}
+        counts = {"min_nodes": 0, "min_replies": 0, "attempts": 1, "window": 1, "patience": 1}
         for name, least in {**counts, "wait": 0, "metrics_port": 0}.items():
             if not getattr(self, name) >= least:
                 raise ConfigError(f"{name.replace('_', '-')}: got {getattr(self, name)}, expected at least {least}")
         for name in ("deadline", "poll"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: got {getattr(self, name)}, expected a number > 0")
+
+    def check(self, config: Config) -> None:
+        """Refuses to wait for more nodes, or more replies, than there can be."""
+        for name, most, of in (
+            ("min_nodes", config.data.clients, "the fleet (data.clients)"),
+            ("min_replies", config.cohort_size, "a cohort"),
+        ):
+            if getattr(self, name) > most:
+                key = name.replace("_", "-")
+                raise ConfigError(f"{key}: got {getattr(self, name)}, expected at most {most}, the size of {of}")
 
 
 NAMES = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(Settings)}

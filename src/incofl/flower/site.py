@@ -41,6 +41,7 @@ class FlowerSite:
     def build(self, config: Config, folder: RunFolder) -> Federation:
         """The federation; with a task, of examples that only the nodes have."""
         self._config, self._nodes_file = config, folder.nodes
+        self._settings.check(config)
         if self._task is None:
             known = folder.load_partition(config.data.clients)
             federation = build(config, known, begun=folder.checkpoint.exists())
@@ -70,8 +71,6 @@ class FlowerSite:
         settings, population = self._settings, self._config.data.clients
         least = max(1, settings.min_nodes or self._config.cohort_size, settings.min_replies)
         until = time.monotonic() + settings.wait
-        if settings.refresh and self._begun and round % settings.refresh == 0 and not self._attempts:
-            self._question([self._fleet.nodes[client].node for client in self._fleet.present])
         while True:
             ids = set(self._grid.get_node_ids())
             self._question([node for node in self._fleet.meet(ids) if node not in self._asked.values()])
@@ -131,10 +130,11 @@ class FlowerSite:
                     LOG.warning("incofl: node %s does not answer: %s", id, words(reply))
                     continue
                 node = self._fleet.welcome(id, decode_answer(reply.content))
-            except IncoflError as problem:
+            except (IncoflError, TimeoutError) as problem:
                 self._asked.pop(question, None)
-                self._fleet.refuse(id, str(problem))
-                LOG.warning("incofl: node %s is left out: %s", id, problem)
+                reason = str(problem) or "its answer has not arrived whole in a minute"
+                self._fleet.refuse(id, reason)
+                LOG.warning("incofl: node %s is left out: %s", id, reason)
             else:
                 LOG.info("incofl: node %s is client %d, level %d", id, node.client, node.level)
 
