@@ -77,6 +77,7 @@ def test_an_unregistered_node_is_refused(fleet: Deployment) -> None:
 
 def test_nodes_that_die_hang_and_come_back_and_a_server_that_dies(fleet: Deployment) -> None:
     """A method whose clients remember; one run through all of it."""
+    fleet.order(0, 2, f"slow {DEADLINE}")
     fleet.order(1, 2, "stop")
     fleet.order(2, 2, "slow 1")
     fleet.order(3, 2, "slow 600")
@@ -84,7 +85,7 @@ def test_nodes_that_die_hang_and_come_back_and_a_server_that_dies(fleet: Deploym
     out = fleet.start_run("faults", **config)
     assert not fleet.finished(out, 1)[0]["rejected"]
 
-    # One whose training hangs while the node itself is well; one stopped as a whole; one killed while it trains.
+    # One late, one whose training hangs while the node is well, one stopped as a whole, one killed while it trains.
     wait_for(lambda: fleet.obeyed(2, 2), "node 2 gets no turn")
     fleet.kill("node-2", signal.SIGSTOP)
     wait_for(lambda: fleet.obeyed(3, 2), "node 3 gets no turn")
@@ -92,10 +93,10 @@ def test_nodes_that_die_hang_and_come_back_and_a_server_that_dies(fleet: Deploym
     second = fleet.finished(out, 2, DEADLINE + 75)[1]
     assert second["seconds"] < DEADLINE + 15
     said = reasons(second)
-    assert set(said) == {1, 2, 3}
-    assert f"silent for {DEADLINE} s, its deadline" in said[1]
-    for node in (2, 3):  # the deadline, or Flower's own patience of two heartbeats, whichever is sooner
-        assert re.search("Unavailable|silent for", said[node]), said[node]
+    assert set(said) == {0, 1, 2, 3}
+    assert f"silent for {DEADLINE} s, its deadline" in said[0]
+    for node in (1, 2, 3):  # the deadline, or Flower's own patience of two heartbeats, whichever is sooner
+        assert re.search("Unavailable|stopped responding|silent for", said[node]), said[node]
 
     # They come back: with what they remember, and one of them smaller, so that two have the same size.
     fleet.kill("node-1", signal.SIGCONT)
@@ -104,7 +105,8 @@ def test_nodes_that_die_hang_and_come_back_and_a_server_that_dies(fleet: Deploym
 
     def returned() -> list[dict[str, Any]]:
         found = [node for row in rows(out)[2:] for node in row["nodes"]]
-        return found if {(1, 1), (2, 2), (3, 2)} <= {(node["client"], node["level"]) for node in found} else []
+        wanted = {(0, 0), (1, 1), (2, 2), (3, 2), (4, 4)}
+        return found if wanted <= {(node["client"], node["level"]) for node in found} else []
 
     back = wait_for(returned, lambda: fleet.log("run-faults")[-3000:])
     assert not any("forgot" in node for node in back)
