@@ -60,24 +60,27 @@ def free_port() -> int:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that descend from it, as far as they are alive."""
+    """A process that began a session, and all that descend from it or have stayed in its session, as far as alive."""
     parents: dict[int, list[int]] = {}
+    found = [pid]
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            parents.setdefault(parent, []).append(int(path.parent.name))
-    found = [pid]
+            parent, _, session = (int(word) for word in path.read_text().rpartition(")")[2].split()[1:4])
+            member = int(path.parent.name)
+            parents.setdefault(parent, []).append(member)
+            if session == pid != member:
+                found.append(member)
     for member in found:
-        found.extend(parents.get(member, []))
+        found.extend(child for child in parents.get(member, []) if child not in found)
     return found
 
 
-def write_app(folder: Path, clients: int) -> None:
+def write_app(folder: Path, clients: int, more: str = "") -> None:
     """An app as ``incofl flower new`` writes it, but for its clients' bad manners; it learns in three rounds."""
     cli(["flower", "new", str(folder), "--model", "tiny-mlp", "--clients", str(clients)], standalone_mode=False)
     project, known = folder / "pyproject.toml", f"cohort = {clients}\n"
     assert known in project.read_text()
-    project.write_text(project.read_text().replace(known, known + KEYS))
+    project.write_text(project.read_text().replace(known, known + KEYS + more))
     shutil.copy(Path(__file__).with_name("hostile_app.py"), folder / "client_app.py")
 
 

@@ -46,6 +46,8 @@ class ClientLevels:
         return sum(self.counts)
 
     def __getitem__(self, client: int) -> int:
+        if not 0 <= client < len(self):
+            raise IndexError(client)  # where loops end
         return bisect.bisect_right(self._ends, client)
 
 
