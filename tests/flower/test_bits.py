@@ -8,12 +8,13 @@ from flwr.app import Message
 
 import incofl
 from incofl.flower import make_client_app, serve
+from incofl.methods import METHODS
 from tests.federations import tiny_config
 from tests.flower.fleets import FIRST, comparable, final_state, fleet, rows, settings
 from tests.flower.loop import LoopGrid
 
 
-@pytest.mark.parametrize("method", ["incoavg", "incoscaffold", "fedrolex+inco", "scalefl"])
+@pytest.mark.parametrize("method", METHODS)
 def test_two_rounds_are_those_of_the_engine(method: str, tmp_path: Path) -> None:
     config = tiny_config(f"method={method}", "rounds=2", "engine.workers=1")
     incofl.run(config, tmp_path / "here")
