@@ -37,7 +37,8 @@ def environment(folder: Path) -> dict[str, str]:
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     known = {"FLWR_HOME": str(folder / "flwr"), "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
-    return os.environ | quiet | known | {"PYTHONPATH": paths}
+    scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return os.environ | quiet | known | {"PYTHONPATH": paths, "PATH": scripts}
 
 
 def call(folder: Path, *command: str) -> None:
@@ -71,7 +72,6 @@ def no_superlink_left(tmp_path: Path) -> Iterator[None]:
 def test_flwr_run_works_at_once_in_a_new_app(tmp_path: Path, no_superlink_left: None) -> None:
     cli(["flower", "new", str(tmp_path / "app"), "--model", "tiny-mlp", "--clients", "3"], standalone_mode=False)
     federation = ("--federation-config", "num-supernodes=3 client-resources-num-cpus=1")
-    flwr = str(Path(sys.executable).with_name("flwr"))
-    call(tmp_path, flwr, "run", str(tmp_path / "app"), "local", "--stream", *federation, "--run-config", "rounds=2")
+    call(tmp_path, "flwr", "run", str(tmp_path / "app"), "local", "--stream", *federation, "--run-config", "rounds=2")
     lines = rows(tmp_path / "app" / "runs" / "first")
     assert [len(row["nodes"]) for row in lines] == [3, 3]
