@@ -1,8 +1,9 @@
 """Certificates and keys for a test fleet: python make_keys.py DIR --host NAME ... --nodes 5.
 
 Writes an authority (ca.key, ca.crt), the SuperLink's certificate (server.key, server.crt) and a key pair per node
-(node-0.key, node-0.pub; OpenSSH format, as Flower reads them). Files that are there already are kept, so that the same
-command with a larger number adds nodes. A fleet that matters has an authority of its own, away from its machines.
+(node-0.key, node-0.pub; OpenSSH format, as Flower reads them). Private keys that are there already are kept, and what
+is public is made anew from them: the same command adds nodes, names the SuperLink's hosts anew, and renews
+certificates, which are valid for a year. A fleet that matters has an authority of its own, away from its machines.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -52,13 +54,21 @@ def certificate(subject: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x
     )
 
 
-def make_authority(folder: Path) -> ec.EllipticCurvePrivateKey:
-    """The authority that signs the SuperLink's certificate: the one that is there, or a new one."""
-    if (folder / "ca.key").exists():
-        known = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+def private_key(path: Path, format: PrivateFormat) -> ec.EllipticCurvePrivateKey:
+    """The key in a file: the one that is there, or a new one."""
+    if path.exists():
+        load = load_ssh_private_key if format == PrivateFormat.OpenSSH else load_pem_private_key
+        known = load(path.read_bytes(), None)
         assert isinstance(known, ec.EllipticCurvePrivateKey)
         return known
     key = ec.generate_private_key(ec.SECP384R1())
+    write_secret(path, key.private_bytes(Encoding.PEM, format, NoEncryption()))
+    return key
+
+
+def make_authority(folder: Path) -> ec.EllipticCurvePrivateKey:
+    """The authority that signs the SuperLink's certificate."""
+    key = private_key(folder / "ca.key", PrivateFormat.PKCS8)
     usage = dict.fromkeys(
         ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False
     )
@@ -71,16 +81,13 @@ def make_authority(folder: Path) -> ec.EllipticCurvePrivateKey:
         )
         .sign(key, hashes.SHA256())
     )
-    write_secret(folder / "ca.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     (folder / "ca.crt").write_bytes(signed.public_bytes(Encoding.PEM))
     return key
 
 
 def make_server(folder: Path, authority: ec.EllipticCurvePrivateKey, hosts: list[str]) -> None:
     """The SuperLink's certificate, for all names and addresses under which it is reached."""
-    if (folder / "server.key").exists():
-        return
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = private_key(folder / "server.key", PrivateFormat.PKCS8)
     signer = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
     names = x509.SubjectAlternativeName(
         [alternative(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
@@ -93,7 +100,6 @@ def make_server(folder: Path, authority: ec.EllipticCurvePrivateKey, hosts: list
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), critical=False)
         .sign(authority, hashes.SHA256())
     )
-    write_secret(folder / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     (folder / "server.crt").write_bytes(signed.public_bytes(Encoding.PEM))
 
 
@@ -107,10 +113,7 @@ def alternative(host: str) -> x509.GeneralName:
 
 def make_node(folder: Path, node: str) -> None:
     """A node's key pair."""
-    if (folder / f"{node}.key").exists():
-        return
-    key = ec.generate_private_key(ec.SECP384R1())
-    write_secret(folder / f"{node}.key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    key = private_key(folder / f"{node}.key", PrivateFormat.OpenSSH)
     (folder / f"{node}.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
 
 

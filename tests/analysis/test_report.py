@@ -248,6 +248,10 @@ def test_the_cohorts_and_who_was_rejected(tmp_path: Path) -> None:
         ("rejected", [1], [9]),
     ]
     assert "1 rejected in all" in figure.alt
+    rows[0]["nodes"] = [{"client": 5, "level": 2}]  # what a node got, whatever the config gives its number
+    RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
+    (figure,) = cohorts(read_groups([path]))
+    assert [(t["name"], t["y"]) for t in figure.panels[0].data][1] == ("level 2", [5])
 
 
 def test_the_fleet_is_shown_where_it_was_watched(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A grid in this process: real messages, serialised as on the wire, to a real client app, one node after the other."""
 
+import threading
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,8 +11,9 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Proto
 from flwr.supercore.task_identity import TaskIdentity
 
-# What becomes of a node's reply on its way: another one, an error, or nothing.
+# What becomes of a node's reply on its way: another one, an error, nothing, or nothing yet.
 Fate = Callable[[Message], Any]
+LATER = object()
 
 
 def wired(content: RecordDict) -> RecordDict:
@@ -35,6 +37,13 @@ class LoopGrid:
     _lost: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        app, lock = self.app, threading.Lock()
+
+        def one_at_a_time(message: Message, context: Context) -> Message:  # as nodes of one process cannot but be
+            with lock:
+                return app(message, context)
+
+        self.app = one_at_a_time
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # as Flower sets it in its processes
 
     def add(self, id: int, **node_config: Any) -> None:
@@ -80,6 +89,8 @@ class LoopGrid:
             self.orders.append((node, arrived.content))
         if not query and node in self.fates:
             reply = self.fates[node](arrived)
+            if reply is LATER:
+                return None
             if reply is None:
                 self._lost.add(id)
                 return None

@@ -57,10 +57,13 @@ def test_who_is_asked(tmp_path: Path) -> None:
     assert fleet.present == []
     assert fleet.meet([70, 71, 72]) == [70, 71, 72]
     fleet.welcome(70, Answer(client=0))
-    fleet.welcome(72, Answer(client=0))  # the same client: the last one is believed, and they do not take turns
+    with pytest.raises(ConfigError, match="partition-id: got 0, which node 70 is, expected one of its own"):
+        fleet.welcome(72, Answer(client=0))  # nobody can take another one's place
+    fleet.refuse(72, "taken")
     assert fleet.meet([70, 71, 72]) == [71]
-    assert fleet.nodes[0].node == 72
-    assert fleet.refused == {70: "client 0 is node 72 now"}
+    assert fleet.nodes[0].node == 70
+    assert fleet.meet([71, 72]) == [71, 72]  # the place is free
+    assert fleet.welcome(72, Answer(client=0)).node == 72
 
 
 def test_a_node_that_cannot_keep_up_gets_less(tmp_path: Path) -> None:
@@ -74,6 +77,7 @@ def test_a_node_that_cannot_keep_up_gets_less(tmp_path: Path) -> None:
     assert fleet.overwhelmed(0)
     assert node.level == 0
     assert not fleet.overwhelmed(0)  # there is nothing smaller
+    fleet.meet([80])
     assert fleet.welcome(80, Answer(client=0, level=2)).level == 0  # it comes back as it was
     assert fleet.welcome(80, Answer(client=0, limits={"memory": 200})).level == 1  # and with more than before
 

@@ -95,8 +95,9 @@ def _turns(same: Sequence[tuple[Group, ReportedRun]], last: int) -> Panel:
     by_level: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     refused: tuple[list[int], list[int]] = [], []
     for row in run.rows:
+        said = {int(node["client"]): int(node["level"]) for node in row.get("nodes") or [] if "level" in node}
         for client in row["clients"]:
-            x, y = by_level[levels.level_of(client) if levels else 0]
+            x, y = by_level[said.get(client, levels.level_of(client) if levels else 0)]
             x.append(row["round"])
             y.append(client)
         for entry in row["rejected"]:

@@ -117,7 +117,8 @@ def _at_work(toml: str, task: Task | None, root: str | None, device: str | None)
     config = make_config(values)
     if task is not None and make_config(values, task.overrides) != config:
         raise ConfigError(f"model.name: the server's is {config.model.name!r}, expected that of this node's task")
-    federation = build(config) if task is None else build_own(config, dataclasses.replace(task, test=None))
+    # Initial weights are not asked for: the order brings the model.
+    federation = build(config, begun=True) if task is None else build_own(config, dataclasses.replace(task, test=None))
     return federation, Worker(federation)
 
 

@@ -1,18 +1,20 @@
 """An executor whose clients are nodes of a Flower grid.
 
-Replies are fetched one at a time, in the order of the schedule: others wait at the SuperLink. So the server holds one
-upload whatever the cohort, and sums do not depend on who is first.
+Replies are fetched as they come, checked, and added up in the order of the schedule, so that sums do not depend on who
+is first. What is early waits on disk: the server holds one upload or two, whatever the cohort.
 """
 
-import threading
+import dataclasses
+import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
+from safetensors.torch import load_file, save_file
 
 from incofl.client import Score
 from incofl.config import Config
@@ -26,32 +28,69 @@ from incofl.flower.messages import (
     Changed,
     Order,
     OutOfMemory,
+    Report,
     arrays,
     decode_reply,
     encode_order,
     num_bytes,
-    one_line,
 )
 from incofl.flower.nodes import Fleet
+from incofl.flower.post import TRANSFER, Fetch, push, words
 from incofl.flower.settings import Settings
 from incofl.method import Upload
 from incofl.server import Server
-from incofl.tensors import Tensors
+from incofl.tensors import Tensors, clone
 
 CLOCKS = 60.0  # seconds by which the clocks of server and nodes may differ
-TRANSFER = 60.0  # seconds that a reply has, at least, from its announcement until it is here
+STALL = 2.0  # seconds after which a fetch keeps nobody else waiting
 CRASHED = 8  # Flower's code for a client app whose process died
+PARTS = ("update", "buffers", "extra")
+
+
+class Missed(UploadError):
+    """A node that cannot keep up."""
 
 
 @dataclass(frozen=True)
+class Arrived:
+    """A reply that was accepted, and, where its tensors wait on disk, where."""
+
+    upload: Upload
+    report: Report
+    bytes_up: int
+    path: Path | None = None
+
+    def shelved(self, path: Path) -> "Arrived":
+        """The same with its tensors on disk."""
+        tensors = {f"{part}/{name}": t for part in PARTS for name, t in getattr(self.upload, part).items()}
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        bare = dataclasses.replace(self.upload, update={}, buffers={}, extra={})
+        return dataclasses.replace(self, upload=bare, path=path)
+
+    def whole(self) -> Upload:
+        """With its tensors in memory, in the order of memory that all tensors of models have."""
+        if self.path is None:
+            return self.upload
+        parts: dict[str, Tensors] = {part: {} for part in PARTS}
+        for key, tensor in clone(load_file(self.path)).items():
+            part, _, name = key.partition("/")
+            parts[part][name] = tensor
+        self.path.unlink()
+        update, buffers, extra = (parts[part] for part in PARTS)
+        return dataclasses.replace(self.upload, update=update, buffers=buffers, extra=extra)
+
+
+@dataclass
 class Turn:
-    """A job that was sent to a node, if it could be."""
+    """A job that was sent to a node, if it could be, and what has come of it."""
 
     job: Job
     node: int
     message: str | None
     sent: float
     bytes_down: int
+    fetch: Fetch | None = None
+    outcome: Arrived | UploadError | None = None
 
 
 class GridExecutor:
@@ -71,20 +110,28 @@ class GridExecutor:
         self._accepted, self._settings, self._trace = accepted, settings, trace or Trace()
         self._here = InProcess(federation, trace)
         self._records: dict[int, tuple[ArrayRecord, ArrayRecord]] = {}
+        self._abandoned: dict[int, Fetch] = {}  # by node, replies that were not here in time and may still come
+        self._shelf = Path(settings.out) / "early"
+        shutil.rmtree(self._shelf, ignore_errors=True)  # of a process that was killed
         self.observed: list[Row] = []  # of the last round, a line for each reply
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
-        """The uploads in the order of the jobs, each fetched when it is asked for."""
+        """The uploads in the order of the jobs."""
         self.observed, self._records = [], {}
         waiting, under_way = deque(jobs), deque[Turn]()
         while waiting or under_way:
             while waiting and len(under_way) < self._settings.window:
                 under_way.append(self._send(server, waiting.popleft()))
-            turn = under_way.popleft()
             start = time.perf_counter()
-            outcome = self._outcome(turn)
+            turn = under_way.popleft()
+            while turn.outcome is None:
+                self._look(turn)
+                for other in under_way:
+                    self._look(other, early=True)
+                if turn.outcome is None:
+                    time.sleep(self._settings.poll)
             self._trace.add(str(turn.job), "nodes", start, time.perf_counter())
-            yield [outcome]
+            yield [self._result(turn)]
         self._records = {}
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
@@ -96,112 +143,89 @@ class GridExecutor:
         return self._here.measure(server, levels)
 
     def close(self) -> None:
-        """Nothing to free: the grid is Flower's."""
+        """Frees what waited on disk; the grid is Flower's."""
+        shutil.rmtree(self._shelf, ignore_errors=True)
 
     def _send(self, server: Server, job: Job) -> Turn:
         piece = self._federation.slice(job.level, job.round)
         node = self._fleet.nodes[job.client]
+        if (earlier := self._abandoned.pop(node.node, None)) is not None and earlier.running:
+            self._abandoned[node.node] = earlier
+            stalled = UploadError("its reply to an earlier order is still on its way")
+            return Turn(job, node.node, None, time.monotonic(), 0, outcome=stalled)
         order = Order(self._fleet.run, self._config, job, self._accepted.manifest.get(job.client), node.known)
         sent = self._federation.method.server.sent(server, job.level)
         if job.level not in self._records:  # the same for all nodes of a level
             self._records[job.level] = arrays(piece.look(server.state(job.level))), arrays(piece.look(sent))
         content = encode_order(order, *self._records[job.level])
-        message = Message(
-            content, node.node, MessageType.TRAIN, ttl=self._settings.deadline + CLOCKS, group_id=str(job.round + 1)
-        )
-        return Turn(job, node.node, push(self._grid, message), time.monotonic(), num_bytes(content))
+        deadline = self._settings.deadline
+        message = Message(content, node.node, MessageType.TRAIN, ttl=deadline + CLOCKS, group_id=str(job.round + 1))
+        id = push(self._grid, message, max(deadline, TRANSFER))
+        unsent = UploadError("its order could not be sent") if id is None else None
+        return Turn(job, node.node, id, time.monotonic(), num_bytes(content), outcome=unsent)
 
-    def _outcome(self, turn: Turn) -> Upload | Lost:
-        client = turn.job.client
+    def _look(self, turn: Turn, early: bool = False) -> None:
+        """Sees whether a reply has come, and takes in what has; what is ``early`` is put on disk."""
+        if turn.outcome is not None or turn.message is None:
+            return
+        until = turn.sent + self._settings.deadline
+        expired = time.monotonic() > until  # and looked for once more: it may have come just before
+        turn.fetch = turn.fetch or Fetch(self._grid, turn.message)
         try:
-            reply = self._reply(turn)
-            if not reply.has_content():
-                crashed = reply.has_error() and reply.error.code == CRASHED
-                raise UploadError(words(reply) + (self._missed(client) if crashed else ""))
-            upload, report = decode_reply(reply.content, self._federation, turn.job)
-        except OutOfMemory as problem:
-            return Lost(client, f"node {turn.node}: out of memory ({problem}){self._missed(client, at_once=True)}")
-        except Changed as problem:
-            return Lost(client, f"node {turn.node}: {problem}; {self._fleet.hear(turn.node, problem.answer)}")
+            reply = turn.fetch.reply(STALL)
+        except TimeoutError:
+            if time.monotonic() > max(until, turn.fetch.begun + TRANSFER):
+                turn.outcome = Missed(f"its reply has not arrived whole after {time.monotonic() - turn.sent:.0f} s")
+                self._abandoned[turn.node] = turn.fetch
+            return
         except UploadError as problem:
-            return Lost(client, f"node {turn.node}: {problem}")
+            turn.outcome = problem
+            return
+        turn.fetch = None
+        if reply is not None:
+            turn.outcome = self._checked(turn, reply)
+            if early and isinstance(turn.outcome, Arrived):
+                self._shelf.mkdir(exist_ok=True)
+                turn.outcome = turn.outcome.shelved(self._shelf / f"client-{turn.job.client}.safetensors")
+        elif expired:
+            turn.outcome = Missed(f"silent for {self._settings.deadline:g} s, its deadline")
+
+    def _checked(self, turn: Turn, reply: Message) -> Arrived | UploadError:
+        """What a reply holds, if that can be accepted."""
+        if not reply.has_content():
+            crashed = reply.has_error() and reply.error.code == CRASHED
+            return (Missed if crashed else UploadError)(words(reply))
+        try:
+            upload, report = decode_reply(reply.content, self._federation, turn.job)
+        except UploadError as problem:
+            return problem
+        return Arrived(upload, report, num_bytes(reply.content))
+
+    def _result(self, turn: Turn) -> Upload | Lost:
+        """What the round gets of a turn, and what the fleet learns from it."""
+        client, outcome = turn.job.client, turn.outcome
+        if not isinstance(outcome, Arrived):
+            learnt = ""
+            if isinstance(outcome, Changed):
+                learnt = f"; {self._fleet.hear(turn.node, outcome.answer)}"
+            elif isinstance(outcome, Missed | OutOfMemory):
+                learnt = self._missed(client, at_once=isinstance(outcome, OutOfMemory))
+            return Lost(client, f"node {turn.node}: {outcome}{learnt}")
         self._fleet.succeeded(client)
+        report = outcome.report
         self.observed.append(
             {
                 **{"client": client, "node": str(turn.node), "level": turn.job.level},
                 **{"seconds": round(report.seconds, 3), "cpu_seconds": round(report.cpu_seconds, 3)},
                 "peak_memory": report.peak_memory,
-                **{"bytes_up": num_bytes(reply.content), "bytes_down": turn.bytes_down},
+                **{"bytes_up": outcome.bytes_up, "bytes_down": turn.bytes_down},
                 **({"forgot": True} if report.forgot else {}),
             }
         )
-        return upload
-
-    def _reply(self, turn: Turn) -> Message:
-        """A node's reply.
-
-        Raises:
-            UploadError: there is none, or none that can be read.
-        """
-        if turn.message is None:
-            raise UploadError("its order could not be sent")
-        client, until = turn.job.client, turn.sent + self._settings.deadline
-        expired = False
-        try:
-            while (reply := pull(self._grid, turn.message, until)) is None:
-                if expired:
-                    raise UploadError(f"silent for {self._settings.deadline:g} s, its deadline{self._missed(client)}")
-                time.sleep(self._settings.poll)
-                # Looked for once more after the deadline: it may have come while an earlier one was waited for.
-                expired = time.monotonic() > until
-        except TimeoutError:
-            waited = time.monotonic() - turn.sent
-            raise UploadError(f"its reply has not arrived whole after {waited:.0f} s{self._missed(client)}") from None
-        return reply
+        return outcome.whole()
 
     def _missed(self, client: int, at_once: bool = False) -> str:
         """Gives a node that cannot keep up a smaller model, at once or when its patience is over; says so."""
         own = self._federation.method.level == "own"  # or all train the same, whatever they can
         smaller = own and (self._fleet.overwhelmed(client) if at_once else self._fleet.missed(client))
         return f"; it gets level {self._fleet.nodes[client].level} from now on" if smaller else ""
-
-
-def push(grid: Grid, message: Message) -> str | None:
-    """Sends a message; its id, if the SuperLink has taken it."""
-    ids = list(grid.push_messages([message]))
-    return ids[0] or None if ids else None
-
-
-def pull(grid: Grid, message: str, until: float = 0.0) -> Message | None:
-    """The reply to a message, if it has come; whose it is follows from the message, for errors are the SuperLink's.
-
-    A reply is announced before it is there, and Flower itself would wait for the rest of it for hours.
-
-    Args:
-        grid: where to ask.
-        message: its id.
-        until: by when (``time.monotonic``) an announced reply must be here; it has a minute in any case.
-
-    Raises:
-        UploadError: it cannot be read.
-        TimeoutError: it is announced, and not here in time.
-    """
-    reply: Future[Message | None] = Future()
-    threading.Thread(target=_fetch, args=(grid, message, reply), daemon=True).start()
-    try:
-        return reply.result(max(until - time.monotonic(), TRANSFER))
-    except (ValueError, TypeError, LookupError, AttributeError) as problem:  # of Flower, at what a stranger sent
-        raise UploadError(f"its reply cannot be read: {one_line(str(problem))}") from None
-
-
-def _fetch(grid: Grid, message: str, reply: Future[Message | None]) -> None:
-    try:
-        found = (one for one in grid.pull_messages([message]) if one.metadata.reply_to_message_id == message)
-        reply.set_result(next(found, None))
-    except BaseException as problem:  # whoever waits for the reply gets it
-        reply.set_exception(problem)
-
-
-def words(reply: Message) -> str:
-    """Why there is no content in a reply."""
-    return one_line(reply.error.reason or f"error {reply.error.code}") if reply.has_error() else "an empty reply"

@@ -107,7 +107,7 @@ def encode_reply(upload: Upload, round: int, report: Report) -> RecordDict:
     assert upload.labels is not None
     record = {
         **{"version": VERSION, "round": round, "client": upload.client, "level": upload.level},
-        **{"examples": upload.examples, "steps": upload.steps, "loss": upload.loss, "length": upload.length},
+        **{"examples": upload.examples, "steps": upload.steps, "loss": upload.loss},
         "labels": upload.labels.tolist(),
         **{"seconds": report.seconds, "cpu_seconds": report.cpu_seconds, "peak_memory": report.peak_memory},
         "forgot": int(report.forgot),
@@ -123,6 +123,9 @@ def encode_problem(reason: str, memory: bool = False) -> RecordDict:
 
 class OutOfMemory(UploadError):
     """A node had too little memory for its turn."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"out of memory ({reason})")
 
 
 class Changed(UploadError):
@@ -158,7 +161,7 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job) -> tuple
     if not isinstance(record, MetricRecord):
         raise UploadError("'report' is not a record of metrics")
     wholes = ("version", "round", "client", "level", "examples", "steps", "peak_memory", "forgot")
-    reals = ("loss", "length", "seconds", "cpu_seconds")
+    reals = ("loss", "seconds", "cpu_seconds")
     _check_keys(record, {*wholes, *reals, "labels"}, "'report'")
     whole = {name: _whole(record[name], name) for name in wholes}
     real = {name: _real(record[name], name) for name in reals}
@@ -172,8 +175,10 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job) -> tuple
     labels = record["labels"]
     if not isinstance(labels, list) or len(labels) != federation.data.classes:
         raise UploadError(f"'labels' is not a list of {federation.data.classes} numbers")
-    if not real["length"] > 0:
-        raise UploadError(f"'length' is {real['length']}, expected a number > 0")
+    local = federation.local
+    most = local.epochs * math.ceil(whole["examples"] / local.batch_size)
+    if whole["steps"] > most:
+        raise UploadError(f"it has made {whole['steps']} steps, expected at most {most}")
     upload = Upload(
         client=job.client,
         level=job.level,
@@ -185,7 +190,7 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job) -> tuple
         loss=real["loss"],
         extra=tensors[2],
         labels=torch.tensor([_whole(count, "labels") for count in labels]),
-        length=real["length"],
+        length=federation.method.client.length(local, whole["steps"]),  # by which all updates of a round are scaled
     )
     return upload, Report(real["seconds"], real["cpu_seconds"], whole["peak_memory"], bool(whole["forgot"]))
 
@@ -229,9 +234,9 @@ def raise_problem(content: RecordDict) -> None:
 
 
 def one_line(text: str) -> str:
-    """The last line of what may be a traceback, not too long."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no reason given"
+    """The last line of what may be a traceback, not too long, and nothing that a terminal would obey."""
+    lines = [line.strip() for line in text[-4096:].splitlines() if line.strip()]
+    return "".join(c if c.isprintable() else "?" for c in lines[-1][:300]) if lines else "no reason given"
 
 
 def arrays(tensors: Tensors) -> ArrayRecord:

@@ -54,6 +54,7 @@ class Fleet:
         self._path, self._costs, self._defaults, self._patience = path, list(costs), defaults, patience
         self.nodes: dict[int, Node] = {}
         self.refused: dict[int, str] = {}
+        self._rivals: dict[int, int] = {}  # nodes that were refused because another one is that client
         self._present: set[int] = set()  # the clients whose node has answered in this process
         self.run = secrets.token_hex(8)
         if path.exists():
@@ -80,7 +81,9 @@ class Fleet:
     def meet(self, ids: Collection[int]) -> list[int]:
         """Those of the connected nodes that have not answered yet; who was away counts as new when it comes back."""
         self._present = {client for client in self._present if self.nodes[client].node in ids}
-        self.refused = {node: reason for node, reason in self.refused.items() if node in ids}
+        free = {node for node, client in self._rivals.items() if client not in self._present}  # asked again
+        self.refused = {node: reason for node, reason in self.refused.items() if node in ids and node not in free}
+        self._rivals = {node: client for node, client in self._rivals.items() if node in self.refused}
         return sorted(set(ids) - {self.nodes[client].node for client in self._present} - self.refused.keys())
 
     @property
@@ -91,20 +94,21 @@ class Fleet:
     def welcome(self, id: int, answer: Answer) -> Node:
         """Takes in a node that has answered; a client that comes back under the same limits keeps its level.
 
-        Of two nodes that claim to be the same client, the one that answered last is believed.
+        Of two nodes that claim to be the same client, the first is believed as long as it is connected.
 
         Raises:
-            ConfigError: no level fits it, or it asks for what there is not.
+            ConfigError: no level fits it, or it asks for what there is not, or what another one has.
         """
         client = self._number(id, answer)
         limits = dict(answer.limits or {})
         before = self.nodes.get(client)
+        if client in self._present and before is not None and before.node != id:
+            self._rivals[id] = client
+            raise ConfigError(f"partition-id: got {client}, which node {before.node} is, expected one of its own")
         if before is not None and (before.wanted, before.limits) == (answer.level, limits):
             level, missed = before.level, before.missed
         else:
             level, missed = self._level(id, client, answer.level, limits), 0
-        if client in self._present and before is not None and before.node != id:
-            self.refused[before.node] = f"client {client} is node {id} now"
         self._present -= {other for other in self._present if self.nodes[other].node == id}
         self.nodes[client] = Node(client, id, level, answer.level, limits, answer.examples, missed)
         self._present.add(client)

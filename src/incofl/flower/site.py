@@ -2,7 +2,9 @@
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
 
@@ -19,14 +21,26 @@ from incofl.engine.round import Tally
 from incofl.engine.site import Memories
 from incofl.engine.trace import Trace
 from incofl.errors import IncoflError, RunError
-from incofl.flower.grid import CLOCKS, GridExecutor, pull, push, words
+from incofl.flower.grid import CLOCKS, STALL, GridExecutor
 from incofl.flower.memory import Accepted
 from incofl.flower.messages import decode_answer, encode_question
 from incofl.flower.nodes import Fleet
+from incofl.flower.post import TRANSFER, Fetch, ask, push, words
 from incofl.flower.settings import Settings
 from incofl.flower.task import Task, build_own
 
 LOG = getLogger("flwr")  # Flower shows what is logged there to whoever watches the run
+
+
+STALLS = 3  # answers that a node may announce without sending them
+
+
+@dataclass
+class Question:
+    """To a node, and the look for its answer that is under way."""
+
+    node: int
+    fetch: Fetch | None = None
 
 
 class FlowerSite:
@@ -34,7 +48,8 @@ class FlowerSite:
 
     def __init__(self, grid: Grid, settings: Settings, task: Task | None = None) -> None:
         self._grid, self._settings, self._task = grid, settings, task
-        self._asked: dict[str, int] = {}
+        self._asked: dict[str, Question] = {}
+        self._stalls: Counter[int] = Counter()  # by node, answers that did not arrive
         self._attempts = 0
         self._begun = False
 
@@ -72,8 +87,9 @@ class FlowerSite:
         least = max(1, settings.min_nodes or self._config.cohort_size, settings.min_replies)
         until = time.monotonic() + settings.wait
         while True:
-            ids = set(self._grid.get_node_ids())
-            self._question([node for node in self._fleet.meet(ids) if node not in self._asked.values()])
+            ids = ask(lambda: set(self._grid.get_node_ids()), max(settings.wait, TRANSFER))
+            waiting = {question.node for question in self._asked.values()}
+            self._question([node for node in self._fleet.meet(ids) if node not in waiting])
             self._hear()
             clients = self._fleet.present
             expired = time.monotonic() > until
@@ -115,28 +131,41 @@ class FlowerSite:
     def _question(self, nodes: Sequence[int]) -> None:
         for node in nodes:
             message = Message(encode_question(), node, MessageType.QUERY, ttl=self._settings.wait + CLOCKS)
-            if (id := push(self._grid, message)) is not None:
-                self._asked[id] = node
+            if (id := push(self._grid, message, max(self._settings.wait, TRANSFER))) is not None:
+                self._asked[id] = Question(node)
 
     def _hear(self) -> None:
         """Takes in the nodes whose answers have come."""
-        for question, id in list(self._asked.items()):
+        for id, question in list(self._asked.items()):
+            node = question.node
+            fetch = question.fetch = question.fetch or Fetch(self._grid, id)
             try:
-                reply = pull(self._grid, question)
+                reply = fetch.reply(STALL)
+                question.fetch = None
                 if reply is None:
                     continue
-                del self._asked[question]
+                del self._asked[id]
                 if not reply.has_content():  # asked again as long as it is connected
-                    LOG.warning("incofl: node %s does not answer: %s", id, words(reply))
+                    LOG.warning("incofl: node %s does not answer: %s", node, words(reply))
                     continue
-                node = self._fleet.welcome(id, decode_answer(reply.content))
-            except (IncoflError, TimeoutError) as problem:
-                self._asked.pop(question, None)
-                reason = str(problem) or "its answer has not arrived whole in a minute"
-                self._fleet.refuse(id, reason)
-                LOG.warning("incofl: node %s is left out: %s", id, reason)
+                known = self._fleet.welcome(node, decode_answer(reply.content))
+            except TimeoutError:
+                if time.monotonic() > fetch.begun + TRANSFER:
+                    self._stalled(id, node)
+            except IncoflError as problem:
+                self._asked.pop(id, None)
+                self._fleet.refuse(node, str(problem))
+                LOG.warning("incofl: node %s is left out: %s", node, problem)
             else:
-                LOG.info("incofl: node %s is client %d, level %d", id, node.client, node.level)
+                LOG.info("incofl: node %s is client %d, level %d", node, known.client, known.level)
+
+    def _stalled(self, id: str, node: int) -> None:
+        """An answer was announced and did not arrive: it is asked for again, but not for ever."""
+        del self._asked[id]
+        self._stalls[node] += 1
+        if self._stalls[node] == STALLS:
+            self._fleet.refuse(node, f"its answer has not arrived, {STALLS} times")
+        LOG.warning("incofl: the answer of node %s has not arrived for %g s", node, TRANSFER)
 
     def _as_they_are(self, federation: Federation) -> Federation:
         """The federation with the levels, and where only they know the numbers of examples, of its nodes."""

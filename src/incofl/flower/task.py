@@ -59,6 +59,9 @@ class Task:
     vocabulary: int = 0
     sequence: bool = False
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))  # whatever kind of sequence it was
+
     def introduce(self) -> None:
         """From now on, in this process, these examples are what ``own`` means in a config."""
         describe_own(self.source)
@@ -142,6 +145,8 @@ def as_examples(given: Given, what: str) -> Examples:
 
 def build_own(config: Config, task: Task) -> Federation:
     """The federation of a user's own model and examples, without examples but those of the server's test set."""
+    if config.model.pretrained is not None:
+        raise ConfigError(f"model.pretrained: got {config.model.pretrained!r}, expected none: load it in your factory")
     model = build_model(config)
     splitter, method = build_splitter(config, model), build_method(config)
     if method.server.buffers == "static" and model.layout.buffers:
