@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from incofl.flower import Task, make_client_app, make_server_app
 
+CLIENTS = 8
+
 
 class Block(nn.Module):
     """A perceptron around which the input is added."""
@@ -39,7 +41,7 @@ def digits() -> tuple[Tensor, Tensor]:
 def load(context: Context) -> tuple[Tensor, Tensor]:
     """The examples of a node; a DataLoader would do as well."""
     x, y = digits()
-    part = slice(int(context.node_config["partition-id"]), 1500, int(context.node_config["num-partitions"]))
+    part = slice(int(context.node_config["partition-id"]), 1500, CLIENTS)
     return x[part], y[part]
 
 
@@ -62,7 +64,7 @@ config = {
     "method": "incoavg",
     "rounds": 10,
     "cohort": 4,
-    "data": {"clients": 8},
+    "data": {"clients": CLIENTS},
     "local": {"epochs": 2, "batch_size": 32},
 }
 server_app = make_server_app(config, task, out="runs/flower-own", resume=True)
@@ -71,4 +73,4 @@ client_app = make_client_app(task)
 if __name__ == "__main__":
     from flwr.simulation import run_simulation
 
-    run_simulation(server_app, client_app, num_supernodes=8)
+    run_simulation(server_app, client_app, num_supernodes=CLIENTS)

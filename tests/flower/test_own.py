@@ -1,6 +1,7 @@
 """Models, examples and optimisers of users' own, the settings of a fleet, and its endpoint."""
 
 import dataclasses
+import json
 import runpy
 import urllib.request
 from pathlib import Path
@@ -180,6 +181,21 @@ def test_the_endpoint_shows_the_run(tmp_path: Path) -> None:
     assert "incofl_rejected_total 0.0" in seen[1]
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
+
+
+def test_a_misspelt_key_of_a_nodes_config_is_named(tmp_path: Path) -> None:
+    """Nodes of a task may have keys of their own, as those of the example."""
+    from tests.federations import tiny_config
+    from tests.flower.fleets import settings
+
+    config = tiny_config("rounds=1", "data.clients=2", "cohort=1", "data.limit=40")
+    grid = LoopGrid(make_client_app())
+    grid.add(1, partition_id=0)
+    grid.add(2, partition_id=1, levle=2)
+    serve(grid, config, settings(tmp_path / "run", wait=1))
+    (refused,) = json.loads((tmp_path / "run" / "nodes.json").read_text())["refused"]
+    assert refused["node"] == "2"
+    assert refused["reason"].startswith("node-config: unknown key 'levle', expected some of bandwidth, compute, ")
 
 
 def test_serve_is_what_the_app_calls(tmp_path: Path) -> None:

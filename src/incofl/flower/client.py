@@ -33,6 +33,9 @@ from incofl.flower.messages import (
 )
 from incofl.flower.task import Task, build_own
 
+# Of a node's config; Flower's simulation sets num-partitions.
+KEYS = {"partition-id", "level", "memory", "compute", "bandwidth", "state-dir", "data-root", "device", "num-partitions"}
+
 
 def make_client_app(task: Task | None = None) -> ClientApp:
     """A client app that trains what the server sends: on a task's examples, or on a built-in data set's.
@@ -92,6 +95,8 @@ def _train(task: Task | None, content: RecordDict, context: Context) -> RecordDi
 
 def _introduce(task: Task | None, content: RecordDict, context: Context) -> RecordDict:
     """What this node can do."""
+    if task is None and (odd := sorted(context.node_config.keys() - KEYS)):  # a task may have keys of its own
+        raise ConfigError(f"node-config: unknown key {odd[0]!r}, expected some of {', '.join(sorted(KEYS))}")
     examples = None if task is None else len(task.node_data(context).train)
     return encode_answer(dataclasses.replace(_said(context), examples=examples))
 

@@ -15,6 +15,7 @@ from incofl.errors import ConfigError, IncoflError
 from incofl.flower.settings import Settings, read_run_config
 from incofl.flower.site import FlowerSite
 from incofl.flower.task import Task
+from incofl.resources import human
 
 
 def make_server_app(
@@ -44,14 +45,22 @@ def make_server_app(
 
 def serve(grid: Grid, config: Config, settings: Settings, task: Task | None = None) -> dict[str, Any]:
     """Runs a federation on the nodes of a grid and returns its summary."""
+    console = make_console()
     with contextlib.ExitStack() as stack:
-        progress: Progress = stack.enter_context(RunDisplay(make_console()))
+        progress: Progress = stack.enter_context(RunDisplay(console))
         if settings.metrics_port:
             from incofl.flower.monitor import Monitor  # prometheus-client is not needed otherwise
 
             progress = stack.enter_context(Monitor(progress, settings.metrics_port))
         site = FlowerSite(grid, settings, task)
-        return run(config, settings.out, resume=settings.resume, progress=progress, site=site)
+        summary = run(config, settings.out, resume=settings.resume, progress=progress, site=site)
+    accuracy = "" if summary["accuracy"] is None else f", accuracy {summary['accuracy']:.3f}"
+    console.print(
+        f"{summary['rounds']} rounds{accuracy}; {human(summary['bytes_down'], 'B')} down, "
+        f"{human(summary['bytes_up'], 'B')} up, {summary['seconds']:.0f} s; records in {settings.out}",
+        soft_wrap=True,
+    )
+    return summary
 
 
 def _config(given: Config | Mapping[str, Any] | str | Path | None, overrides: list[str], task: Task | None) -> Config:

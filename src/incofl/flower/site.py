@@ -85,7 +85,7 @@ class FlowerSite:
         """
         settings, population = self._settings, self._config.data.clients
         least = max(1, settings.min_nodes or self._config.cohort_size, settings.min_replies)
-        until = time.monotonic() + settings.wait
+        until, told = time.monotonic() + settings.wait, -1
         while True:
             ids = ask(lambda: set(self._grid.get_node_ids()), max(settings.wait, TRANSFER))
             waiting = {question.node for question in self._asked.values()}
@@ -93,8 +93,17 @@ class FlowerSite:
             self._hear()
             clients = self._fleet.present
             expired = time.monotonic() > until
-            if len(clients) >= (population if not self._begun and not expired else least):
+            wanted = population if not self._begun and not expired else least
+            if len(clients) >= wanted:
                 break
+            if len(clients) != told:
+                told = len(clients)
+                LOG.info(
+                    "incofl: waiting for nodes: %d of %d are ready; for %.0f s at most",
+                    told,
+                    wanted,
+                    until - time.monotonic(),
+                )
             if expired:
                 raise RunError(
                     f"round {round + 1}: {len(clients)} of {len(ids)} connected nodes are ready after "
