@@ -141,6 +141,7 @@ BAD: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "many examples": (put("report", "examples", 10**9), "it has 1000000000 examples, expected"),
     "a loss that is none": (put("report", "loss", math.nan), "'loss' is nan"),
     "a length of its own": (put("report", "length", 1e-300), "'report' holds 'length'"),
+    "more right answers than questions": (put("report", "correct", 3), "3 of its 0 answers are correct"),
     "more steps than it has batches": (put("report", "steps", 2**40), "it has made 1099511627776 steps, expected at"),
     "labels of too many classes": (put("report", "labels", [1] * 11), "'labels' is not a list of 10"),
     "negative labels": (put("report", "labels", [-1] * 10), "'labels' is -1"),

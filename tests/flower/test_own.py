@@ -94,6 +94,21 @@ def test_without_test_examples_nothing_is_evaluated(example: dict[str, Any], tmp
     assert row["loss"] > 0
 
 
+def test_nodes_evaluate_what_they_are_sent(example: dict[str, Any], tmp_path: Path) -> None:
+    """On the server's own examples, it is what the server found after the round before."""
+    task = dataclasses.replace(example["task"], held_out=lambda context: example["held_out"]())
+    app = make_server_app({**example["config"], "rounds": 2, "cohort": 8}, task, out=str(tmp_path / "run"), poll=0.01)
+    app(nodes(make_client_app(task)), context())
+    first, second = rows(tmp_path / "run")
+    assert {node["level"] for node in second["nodes"]} == {0, 1, 2, 3}
+    for node in second["nodes"]:
+        assert node["tested"] == 297
+        assert node["correct"] / 297 == pytest.approx(first["accuracy_by_level"][node["level"]], abs=1e-12)
+    correct = sum(node["correct"] for node in second["nodes"])
+    assert second["accuracy_on_nodes"] == pytest.approx(correct / (8 * 297), abs=1e-12)
+    assert second["accuracy_on_nodes"] != first["accuracy_on_nodes"]
+
+
 def test_nothing_that_a_config_says_of_an_own_model_is_ignored(example: dict[str, Any], tmp_path: Path) -> None:
     values = {**example["config"], "rounds": 1, "split": {"kind": "layer", "levels": [1, 4]}}
     app = make_server_app(values, example["task"], out=str(tmp_path / "run"), poll=0.01)

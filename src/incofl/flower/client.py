@@ -15,6 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from incofl.client import Score
 from incofl.config import make_config
 from incofl.devices import read_limits
 from incofl.engine.build import build
@@ -87,9 +88,19 @@ def _train(task: Task | None, content: RecordDict, context: Context) -> RecordDi
     folder = _text(context, "state-dir")
     memory = NodeMemory(context.state, order, Path(folder).expanduser() if folder else None)
     remembered = memory.recall(federation)
+    score = Score(0, 0.0, 0)
+    if task is not None and len(federation.data.test):
+        score = worker.score(job.level, job.round, state, federation.data.test)
     trained = worker.turn(job, state, sent, remembered)
     memory.keep(trained.memory)
-    report = Report(time.perf_counter() - start, _cpu_seconds() - used, peak_memory(), remembered is None)
+    report = Report(
+        time.perf_counter() - start,
+        _cpu_seconds() - used,
+        peak_memory(),
+        remembered is None,
+        score.correct,
+        score.examples,
+    )
     return encode_reply(make_upload(federation, job, trained), job.round, report)
 
 

@@ -220,6 +220,7 @@ class GridExecutor:
                 "peak_memory": report.peak_memory,
                 **{"bytes_up": outcome.bytes_up, "bytes_down": turn.bytes_down},
                 **({"forgot": True} if report.forgot else {}),
+                **({"correct": report.correct, "tested": report.tested} if report.tested else {}),
             }
         )
         return outcome.whole()

@@ -54,12 +54,16 @@ class Report:
         cpu_seconds: of processors.
         peak_memory: bytes that the node's process had in use at its peak, since its start.
         forgot: whether it had no memory where the server expected one.
+        correct: answers of the model that it was sent, on examples that it holds out.
+        tested: how many these are.
     """
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_memory: int = 0
     forgot: bool = False
+    correct: int = 0
+    tested: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def encode_reply(upload: Upload, round: int, report: Report) -> RecordDict:
         **{"examples": upload.examples, "steps": upload.steps, "loss": upload.loss},
         "labels": upload.labels.tolist(),
         **{"seconds": report.seconds, "cpu_seconds": report.cpu_seconds, "peak_memory": report.peak_memory},
-        "forgot": int(report.forgot),
+        **{"forgot": int(report.forgot), "correct": report.correct, "tested": report.tested},
     }
     tensors = {"update": upload.update, "buffers": upload.buffers, "extra": upload.extra}
     return RecordDict({name: arrays(part) for name, part in tensors.items()} | {"report": MetricRecord(record)})
@@ -160,7 +164,7 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job) -> tuple
     record = content["report"]
     if not isinstance(record, MetricRecord):
         raise UploadError("'report' is not a record of metrics")
-    wholes = ("version", "round", "client", "level", "examples", "steps", "peak_memory", "forgot")
+    wholes = ("version", "round", "client", "level", "examples", "steps", "peak_memory", "forgot", "correct", "tested")
     reals = ("loss", "seconds", "cpu_seconds")
     _check_keys(record, {*wholes, *reals, "labels"}, "'report'")
     whole = {name: _whole(record[name], name) for name in wholes}
@@ -175,6 +179,8 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job) -> tuple
     labels = record["labels"]
     if not isinstance(labels, list) or len(labels) != federation.data.classes:
         raise UploadError(f"'labels' is not a list of {federation.data.classes} numbers")
+    if whole["correct"] > whole["tested"]:
+        raise UploadError(f"{whole['correct']} of its {whole['tested']} answers are correct")
     local = federation.local
     most = local.epochs * math.ceil(whole["examples"] / local.batch_size)
     if whole["steps"] > most:
@@ -192,7 +198,8 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job) -> tuple
         labels=torch.tensor([_whole(count, "labels") for count in labels]),
         length=federation.method.client.length(local, whole["steps"]),  # by which all updates of a round are scaled
     )
-    return upload, Report(real["seconds"], real["cpu_seconds"], whole["peak_memory"], bool(whole["forgot"]))
+    measured = {name: whole[name] for name in ("peak_memory", "correct", "tested")}
+    return upload, Report(real["seconds"], real["cpu_seconds"], forgot=bool(whole["forgot"]), **measured)
 
 
 def encode_question() -> RecordDict:

@@ -32,6 +32,7 @@ class Monitor:
         self._seconds = gauge("incofl_round_seconds", "that the last round took")
         self._loss = gauge("incofl_train_loss", "mean over the last cohort's examples")
         self._accuracy = gauge("incofl_accuracy", "on the server's test set, at the last evaluation", ["level"])
+        self._on_nodes = gauge("incofl_accuracy_on_nodes", "on examples that nodes hold out, before they train")
         self._rejected = Counter("incofl_rejected", "turns without an accepted upload", registry=self._registry)
         self._bytes = Counter("incofl_bytes", "of accepted turns", ["direction"], registry=self._registry)
         self._nodes = {key: gauge(f"incofl_node_{key}", about, ["client"]) for key, about in PER_NODE.items()}
@@ -72,6 +73,8 @@ class Monitor:
             self._loss.set(row["loss"])
         for level, accuracy in zip(self._levels, row["accuracy_by_level"] or (), strict=False):
             self._accuracy.labels(level).set(accuracy)
+        if "accuracy_on_nodes" in row:
+            self._on_nodes.set(row["accuracy_on_nodes"])
         self._rejected.inc(len(row["rejected"]))
         for direction in ("up", "down"):
             self._bytes.labels(direction).inc(row[f"bytes_{direction}"])

@@ -135,7 +135,13 @@ class FlowerSite:
 
     def observed(self) -> Row:
         """What the nodes measured."""
-        return {"nodes": self._executor.observed}
+        nodes = self._executor.observed
+        tested = sum(node.get("tested", 0) for node in nodes)
+        if not tested:
+            return {"nodes": nodes}
+        share = sum(node.get("correct", 0) for node in nodes) / tested
+        LOG.info("incofl: accuracy on nodes, before they trained: %.3f of %d examples", share, tested)
+        return {"nodes": nodes, "accuracy_on_nodes": share}
 
     def _question(self, nodes: Sequence[int]) -> None:
         for node in nodes:

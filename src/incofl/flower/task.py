@@ -42,7 +42,8 @@ class Task:
         classes: how many there are to tell.
         data: the training examples of a node, from its Flower context: two tensors x and y, or an iterable of batches
             (x, y) such as a ``DataLoader``. Called in every turn.
-        test: the test examples of the server, likewise; without it, nothing is evaluated.
+        test: the test examples of the server, likewise; without it, the server evaluates nothing.
+        held_out: the test examples of a node, likewise: before it trains, a node evaluates the model that it was sent.
         optimizer: makes the optimiser of a turn from the parameters; without it, the config's ``local`` says.
         pipeline: how examples reach the model: normalisation, augmentation. Without it, as they are.
         vocabulary: how many tokens there are, where examples are texts.
@@ -54,6 +55,7 @@ class Task:
     classes: int
     data: Callable[[Any], Given]
     test: Callable[[], Given] | None = None
+    held_out: Callable[[Any], Given] | None = None
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
     pipeline: Pipeline | None = None
     vocabulary: int = 0
@@ -97,7 +99,9 @@ class Task:
 
     def node_data(self, context: Any) -> Dataset:
         """What a node has."""
-        return Dataset(OWN, as_examples(self.data(context), "data"), no_examples(), self.classes, self.made_pipeline)
+        train = as_examples(self.data(context), "data")
+        test = no_examples() if self.held_out is None else as_examples(self.held_out(context), "held_out")
+        return Dataset(OWN, train, test, self.classes, self.made_pipeline)
 
     def settings(self, settings: LocalSettings) -> LocalSettings:
         """How clients train, with the user's optimiser if there is one."""
