@@ -8,14 +8,17 @@ if (exec 3<> "/dev/tcp/$HOST/$PORT") 2> /dev/null; then
   echo "fleet.sh: port $PORT is taken: is a fleet running already? PORT=8001 $0 takes another" >&2
   exit 1
 fi
-set -m                                          # each of them with all that it starts is a process group of its own
-groups=()
+processes=()
+family() {                                      # processes and all that descend from them
+  for pid in "$@"; do echo "$pid"; family $(pgrep -P "$pid"); done
+}
 finish() {
   trap - EXIT INT TERM
-  for sign in TERM KILL; do                     # a SuperLink that somebody still watches would stay for a minute
-    for group in "${groups[@]}"; do kill -$sign -- "-$group" 2> /dev/null || true; done
-    for _ in 1 2 3 4 5; do [ -z "$(jobs -rp)" ] || sleep 1; done
-  done
+  all=$(family "${processes[@]}")
+  kill -TERM $all 2> /dev/null || true
+  for _ in 1 2 3 4 5; do [ -z "$(jobs -rp)" ] || sleep 1; done
+  kill -KILL $all 2> /dev/null || true          # a SuperLink that somebody watches would stay for a minute
+  wait 2> /dev/null
   echo "the fleet has ended"
 }
 trap finish EXIT
@@ -31,13 +34,13 @@ mkdir -p log
 rm -f log/*.log
 python "$here/make_keys.py" "$KEYS" --host "$HOST" --nodes 5
 "$here/superlink.sh" > log/superlink.log 2>&1 &
-groups+=($!)
+processes+=($!)
 await superlink 'Uvicorn running' $!
 "$here/register.sh" "$KEYS"/node-[0-4].pub
 for node in 0 1 2 3 4; do
   NODE_PORT=$((9094 + node)) "$here/supernode.sh" "node-$node" "partition-id=$node level=$node" > "log/node-$node.log" 2>&1 &
-  groups+=($!)
+  processes+=($!)
 done
-for node in 0 1 2 3 4; do await "node-$node" 'SuperNode ID' "${groups[$((node + 1))]}"; done
+for node in 0 1 2 3 4; do await "node-$node" 'SuperNode ID' "${processes[$((node + 1))]}"; done
 echo "the fleet is up; in another terminal: export FLWR_HOME=$FLWR_HOME; flwr run APP fleet --stream"
 wait
