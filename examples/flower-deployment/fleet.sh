@@ -5,7 +5,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 source "$here/environment.sh"
 export KEYS STATE HOST PORT
 if (exec 3<> "/dev/tcp/$HOST/$PORT") 2> /dev/null; then
-  echo "fleet.sh: port $PORT is taken: is a fleet running already? PORT=8001 $0 takes another" >&2
+  echo "fleet.sh: port $PORT is taken: is a fleet running already? another one needs another folder and another PORT" >&2
   exit 1
 fi
 processes=()
@@ -38,7 +38,7 @@ processes+=($!)
 await superlink 'Uvicorn running' $!
 "$here/register.sh" "$KEYS"/node-[0-4].pub
 for node in 0 1 2 3 4; do
-  NODE_PORT=$((9094 + node)) "$here/supernode.sh" "node-$node" "partition-id=$node level=$node" > "log/node-$node.log" 2>&1 &
+  NODE_PORT=$((PORT + 1094 + node)) "$here/supernode.sh" "node-$node" "partition-id=$node level=$node" > "log/node-$node.log" 2>&1 &
   processes+=($!)
 done
 for node in 0 1 2 3 4; do await "node-$node" 'SuperNode ID' "${processes[$((node + 1))]}"; done

@@ -2,7 +2,7 @@
 
 Writes an authority (ca.key, ca.crt), the SuperLink's certificate (server.key, server.crt) and a key pair per node
 (node-0.key, node-0.pub; OpenSSH format, as Flower reads them). Private keys that are there already are kept, and what
-is public is made anew from them: the same command adds nodes, names the SuperLink's hosts anew, and renews
+is public is made anew from them: the same command adds nodes, adds names of the SuperLink, and renews
 certificates, which are valid for a year. A fleet that matters has an authority of its own, away from its machines.
 """
 
@@ -89,9 +89,11 @@ def make_server(folder: Path, authority: ec.EllipticCurvePrivateKey, hosts: list
     """The SuperLink's certificate, for all names and addresses under which it is reached."""
     key = private_key(folder / "server.key", PrivateFormat.PKCS8)
     signer = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    names = x509.SubjectAlternativeName(
-        [alternative(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
-    )
+    named = [alternative(host) for host in (*hosts, "localhost", "127.0.0.1")]
+    if (folder / "server.crt").exists():  # what it was called before, too
+        before = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
+        named += before.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = x509.SubjectAlternativeName(dict.fromkeys(named))
     signed = (
         certificate("superlink", "test fleet", key)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

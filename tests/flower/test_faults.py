@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Array, Context, Error, Message, MessageType
 from google.protobuf.message import DecodeError
 
 from incofl.engine.build import build
+from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, RunError
 from incofl.flower import make_client_app, serve
-from incofl.flower.messages import encode_problem
+from incofl.flower.grid import Arrived
+from incofl.flower.messages import Report, encode_problem
+from incofl.method import Upload
 from tests.federations import tiny_config
 from tests.flower.fleets import FIRST, final_state, fleet, rows, settings
 from tests.flower.loop import LATER, LoopGrid
@@ -179,7 +183,60 @@ def test_an_answer_that_never_arrives_leaves_its_node_out(tmp_path: Path) -> Non
     over.set()
     assert [row["clients"] for row in rows(tmp_path / "run")] == [[0, 2, 3]]
     (refused,) = json.loads((tmp_path / "run" / "nodes.json").read_text())["refused"]
-    assert refused == {"node": "1001", "reason": "its answer has not arrived, 3 times"}
+    assert refused == {"node": "1001", "reason": "its answer was announced and has not arrived"}
+
+
+def test_a_look_that_was_slow_does_not_make_a_reply_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that began before the reply came and ended after the deadline says nothing of what came in between."""
+    monkeypatch.setattr("incofl.flower.grid.STALL", 0.1)
+    grid = fleet(CONFIG)
+    looks = 0
+
+    def slow(message: Message) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            time.sleep(1.5)
+            return LATER
+        return grid.app(message, grid.nodes[VICTIM])
+
+    grid.fates[VICTIM] = slow
+    serve(grid, dataclasses.replace(CONFIG, rounds=1), settings(tmp_path / "run", deadline=1.0))
+    (row,) = rows(tmp_path / "run")
+    assert row["rejected"] == []
+    assert looks == 2
+
+
+def test_who_was_left_out_is_asked_again_in_the_next_round(tmp_path: Path) -> None:
+    """A node that was mended and restarted between two looks, under its old id."""
+    config = dataclasses.replace(CONFIG, rounds=4)
+    grid = fleet(CONFIG)
+    grid.nodes[VICTIM].node_config["level"] = 9
+
+    def mend(message: Message) -> Message:
+        grid.nodes[VICTIM].node_config["level"] = 0
+        return grid.app(message, grid.nodes[FIRST])
+
+    grid.fates[FIRST] = mend
+    serve(grid, config, settings(tmp_path / "run", min_nodes=3, wait=1))
+    lines = rows(tmp_path / "run")
+    assert lines[0]["clients"] == [0, 2, 3]
+    assert lines[-1]["clients"] == [0, 1, 2, 3]
+
+
+def test_what_waited_on_disk_is_what_came(tmp_path: Path) -> None:
+    """The same values, in the same order: where a method goes through the names, sums depend on it."""
+    federation = build(CONFIG)
+    job = federation.schedule(0, 1)[0]
+    ((upload,),) = InProcess(federation).train(federation.start(), [job])
+    assert isinstance(upload, Upload)
+    back = Arrived(upload, Report(), 0).shelved(tmp_path / "x").whole()
+    for part in ("update", "buffers", "extra"):
+        ours, theirs = getattr(back, part), getattr(upload, part)
+        assert list(ours) == list(theirs)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        assert all(ours[name].stride() == theirs[name].stride() for name in ours)
+    assert list(upload.update) != sorted(upload.update)  # or it would show nothing
 
 
 def test_a_superlink_that_does_not_answer_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

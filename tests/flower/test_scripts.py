@@ -30,6 +30,11 @@ def test_keys_stay_and_certificates_follow_the_hosts(tmp_path: Path) -> None:
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert set(names.get_values_for_type(x509.DNSName)) == {"fleet.example.org", "localhost"}
     assert {str(ip) for ip in names.get_values_for_type(x509.IPAddress)} == {"10.0.0.7", "127.0.0.1"}
+    third = make_keys(tmp_path / "keys", "--nodes", "3")  # as one adds a node: the SuperLink keeps its names
+    server = x509.load_pem_x509_certificate(third["server.crt"])
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert set(names.get_values_for_type(x509.DNSName)) == {"fleet.example.org", "localhost"}
+    assert {str(ip) for ip in names.get_values_for_type(x509.IPAddress)} == {"10.0.0.7", "127.0.0.1"}
 
 
 def test_the_connection_is_that_of_the_last_call(tmp_path: Path) -> None:

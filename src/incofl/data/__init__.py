@@ -1,6 +1,6 @@
 """Data sets as tensors, their partition over clients, and batches."""
 
-from incofl.data.batches import eval_batches, local_batches
+from incofl.data.batches import EVAL_BATCH, eval_batches, local_batches
 from incofl.data.dataset import Dataset, Examples, Pipeline, Shape, Source, View
 from incofl.data.partition import VirtualPartition, make_partition, natural_partition
 from incofl.data.pipeline import ImagePipeline, ImageViews, Texts, Tokens
@@ -8,6 +8,7 @@ from incofl.data.sources import DATASETS, OWN, describe_own, find_source, load_d
 
 __all__ = [
     "DATASETS",
+    "EVAL_BATCH",
     "OWN",
     "Dataset",
     "Examples",

@@ -8,6 +8,8 @@ from torch import Generator, Tensor
 from incofl.client import Batch, LocalSettings
 from incofl.data.dataset import Examples, Pipeline
 
+EVAL_BATCH = 512
+
 
 def local_batches(
     examples: Examples, indices: Tensor, pipeline: Pipeline, settings: LocalSettings, generator: Generator
@@ -27,7 +29,7 @@ def local_batches(
             yield pipeline.train(examples.x[batch], generator), examples.y[batch].long()
 
 
-def eval_batches(examples: Examples, pipeline: Pipeline, size: int = 512) -> Iterator[Batch]:
+def eval_batches(examples: Examples, pipeline: Pipeline, size: int = EVAL_BATCH) -> Iterator[Batch]:
     """The whole test set in order."""
     for start in range(0, len(examples), size):
         part = examples.pick(slice(start, start + size))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from incofl.client import Given, Score, Trained, evaluate, measure_buffers, train
-from incofl.data import Examples, eval_batches, local_batches
+from incofl.data import EVAL_BATCH, Examples, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
 from incofl.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
@@ -83,11 +83,11 @@ class Worker:
         state = f.current_slice(job.level, server).look(server.state(job.level))
         return self.score(job.level, server.round, state, f.data.test.pick(slice(job.start, job.start + EVAL_CHUNK)))
 
-    def score(self, level: int, round: int, state: Tensors, examples: Examples) -> Score:
-        """The score of a sub-model with some values on some examples."""
+    def score(self, level: int, round: int, state: Tensors, examples: Examples, size: int = EVAL_BATCH) -> Score:
+        """The score of a sub-model with some values on some examples, so many at a time."""
         f, state = self._federation, self._on_device(state)
         module = self.module(level, round)
-        batches = ((self.input(module, x), y.to(f.device)) for x, y in eval_batches(examples, f.data.pipeline))
+        batches = ((self.input(module, x), y.to(f.device)) for x, y in eval_batches(examples, f.data.pipeline, size))
         # Compiling for another mode and batch size would take longer than an evaluation.
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
             return evaluate(module, state, batches)

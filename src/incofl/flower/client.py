@@ -90,7 +90,8 @@ def _train(task: Task | None, content: RecordDict, context: Context) -> RecordDi
     remembered = memory.recall(federation)
     score = Score(0, 0.0, 0)
     if task is not None and len(federation.data.test):
-        score = worker.score(job.level, job.round, state, federation.data.test)
+        # No more at a time than in training, for which the level was chosen.
+        score = worker.score(job.level, job.round, state, federation.data.test, federation.local.batch_size)
     trained = worker.turn(job, state, sent, remembered)
     memory.keep(trained.memory)
     report = Report(

@@ -1,10 +1,11 @@
 """An executor whose clients are nodes of a Flower grid.
 
 Replies are fetched as they come, checked, and added up in the order of the schedule, so that sums do not depend on who
-is first. What is early waits on disk: the server holds one upload or two, whatever the cohort.
+is first. What is early waits on disk: the server holds one upload, and those that are just arriving.
 """
 
 import dataclasses
+import itertools
 import shutil
 import time
 from collections import deque
@@ -72,9 +73,10 @@ class Arrived:
         if self.path is None:
             return self.upload
         parts: dict[str, Tensors] = {part: {} for part in PARTS}
-        for key, tensor in clone(load_file(self.path)).items():
-            part, _, name = key.partition("/")
-            parts[part][name] = tensor
+        found = clone(load_file(self.path))
+        for part, name in itertools.product(PARTS, self.upload.slice.shapes):  # in the order in which they came
+            if (key := f"{part}/{name}") in found:
+                parts[part][name] = found[key]
         self.path.unlink()
         update, buffers, extra = (parts[part] for part in PARTS)
         return dataclasses.replace(self.upload, update=update, buffers=buffers, extra=extra)
@@ -118,6 +120,7 @@ class GridExecutor:
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
         """The uploads in the order of the jobs."""
         self.observed, self._records = [], {}
+        self._abandoned = {node: fetch for node, fetch in self._abandoned.items() if fetch.running}
         waiting, under_way = deque(jobs), deque[Turn]()
         while waiting or under_way:
             while waiting and len(under_way) < self._settings.window:
@@ -149,8 +152,7 @@ class GridExecutor:
     def _send(self, server: Server, job: Job) -> Turn:
         piece = self._federation.slice(job.level, job.round)
         node = self._fleet.nodes[job.client]
-        if (earlier := self._abandoned.pop(node.node, None)) is not None and earlier.running:
-            self._abandoned[node.node] = earlier
+        if node.node in self._abandoned:
             stalled = UploadError("its reply to an earlier order is still on its way")
             return Turn(job, node.node, None, time.monotonic(), 0, outcome=stalled)
         order = Order(self._fleet.run, self._config, job, self._accepted.manifest.get(job.client), node.known)
@@ -169,14 +171,13 @@ class GridExecutor:
         if turn.outcome is not None or turn.message is None:
             return
         until = turn.sent + self._settings.deadline
-        expired = time.monotonic() > until  # and looked for once more: it may have come just before
-        turn.fetch = turn.fetch or Fetch(self._grid, turn.message)
+        fetch = turn.fetch = turn.fetch or Fetch(self._grid, turn.message)
         try:
-            reply = turn.fetch.reply(STALL)
+            reply = fetch.reply(STALL)
         except TimeoutError:
-            if time.monotonic() > max(until, turn.fetch.begun + TRANSFER):
+            if time.monotonic() > max(until, fetch.begun + TRANSFER):
                 turn.outcome = Missed(f"its reply has not arrived whole after {time.monotonic() - turn.sent:.0f} s")
-                self._abandoned[turn.node] = turn.fetch
+                self._abandoned[turn.node] = fetch
             return
         except UploadError as problem:
             turn.outcome = problem
@@ -187,7 +188,7 @@ class GridExecutor:
             if early and isinstance(turn.outcome, Arrived):
                 self._shelf.mkdir(exist_ok=True)
                 turn.outcome = turn.outcome.shelved(self._shelf / f"client-{turn.job.client}.safetensors")
-        elif expired:
+        elif fetch.begun > until:  # one that was begun before might have missed what came since
             turn.outcome = Missed(f"silent for {self._settings.deadline:g} s, its deadline")
 
     def _checked(self, turn: Turn, reply: Message) -> Arrived | UploadError:

@@ -54,7 +54,6 @@ class Fleet:
         self._path, self._costs, self._defaults, self._patience = path, list(costs), defaults, patience
         self.nodes: dict[int, Node] = {}
         self.refused: dict[int, str] = {}
-        self._rivals: dict[int, int] = {}  # nodes that were refused because another one is that client
         self._present: set[int] = set()  # the clients whose node has answered in this process
         self.run = secrets.token_hex(8)
         if path.exists():
@@ -81,9 +80,6 @@ class Fleet:
     def meet(self, ids: Collection[int]) -> list[int]:
         """Those of the connected nodes that have not answered yet; who was away counts as new when it comes back."""
         self._present = {client for client in self._present if self.nodes[client].node in ids}
-        free = {node for node, client in self._rivals.items() if client not in self._present}  # asked again
-        self.refused = {node: reason for node, reason in self.refused.items() if node in ids and node not in free}
-        self._rivals = {node: client for node, client in self._rivals.items() if node in self.refused}
         return sorted(set(ids) - {self.nodes[client].node for client in self._present} - self.refused.keys())
 
     @property
@@ -103,7 +99,6 @@ class Fleet:
         limits = dict(answer.limits or {})
         before = self.nodes.get(client)
         if client in self._present and before is not None and before.node != id:
-            self._rivals[id] = client
             raise ConfigError(f"partition-id: got {client}, which node {before.node} is, expected one of its own")
         if before is not None and (before.wanted, before.limits) == (answer.level, limits):
             level, missed = before.level, before.missed
@@ -148,7 +143,7 @@ class Fleet:
         return assign([DeviceClass(f"node {id}", 1, **limits)], self._costs)[0] if limits else self._defaults[client]
 
     def refuse(self, id: int, reason: str) -> None:
-        """Leaves a node out until it has been away."""
+        """Leaves a node out until it is asked again."""
         self.refused[id] = reason
         self._present -= {client for client in self._present if self.nodes[client].node == id}
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import getLogger
@@ -32,9 +31,6 @@ from incofl.flower.task import Task, build_own
 LOG = getLogger("flwr")  # Flower shows what is logged there to whoever watches the run
 
 
-STALLS = 3  # answers that a node may announce without sending them
-
-
 @dataclass
 class Question:
     """To a node, and the look for its answer that is under way."""
@@ -49,7 +45,6 @@ class FlowerSite:
     def __init__(self, grid: Grid, settings: Settings, task: Task | None = None) -> None:
         self._grid, self._settings, self._task = grid, settings, task
         self._asked: dict[str, Question] = {}
-        self._stalls: Counter[int] = Counter()  # by node, answers that did not arrive
         self._attempts = 0
         self._begun = False
 
@@ -86,8 +81,12 @@ class FlowerSite:
         settings, population = self._settings, self._config.data.clients
         least = max(1, settings.min_nodes or self._config.cohort_size, settings.min_replies)
         until, told = time.monotonic() + settings.wait, -1
+        before: set[int] = set()
         while True:
             ids = ask(lambda: set(self._grid.get_node_ids()), max(settings.wait, TRANSFER))
+            if ids != before:  # who was left out gets another chance: something has changed, or a round has passed
+                self._fleet.refused.clear()
+                before = ids
             waiting = {question.node for question in self._asked.values()}
             self._question([node for node in self._fleet.meet(ids) if node not in waiting])
             self._hear()
@@ -166,21 +165,16 @@ class FlowerSite:
                 known = self._fleet.welcome(node, decode_answer(reply.content))
             except TimeoutError:
                 if time.monotonic() > fetch.begun + TRANSFER:
-                    self._stalled(id, node)
+                    self._leave_out(id, node, "its answer was announced and has not arrived")
             except IncoflError as problem:
-                self._asked.pop(id, None)
-                self._fleet.refuse(node, str(problem))
-                LOG.warning("incofl: node %s is left out: %s", node, problem)
+                self._leave_out(id, node, str(problem))
             else:
                 LOG.info("incofl: node %s is client %d, level %d", node, known.client, known.level)
 
-    def _stalled(self, id: str, node: int) -> None:
-        """An answer was announced and did not arrive: it is asked for again, but not for ever."""
-        del self._asked[id]
-        self._stalls[node] += 1
-        if self._stalls[node] == STALLS:
-            self._fleet.refuse(node, f"its answer has not arrived, {STALLS} times")
-        LOG.warning("incofl: the answer of node %s has not arrived for %g s", node, TRANSFER)
+    def _leave_out(self, question: str, node: int, reason: str) -> None:
+        self._asked.pop(question, None)
+        self._fleet.refuse(node, reason)
+        LOG.warning("incofl: node %s is left out: %s", node, reason)
 
     def _as_they_are(self, federation: Federation) -> Federation:
         """The federation with the levels, and where only they know the numbers of examples, of its nodes."""
