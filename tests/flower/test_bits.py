@@ -14,7 +14,7 @@ from tests.flower.fleets import FIRST, comparable, final_state, fleet, rows, set
 from tests.flower.loop import LoopGrid
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if not name.endswith("+noise")])  # a server's matter
 def test_two_rounds_are_those_of_the_engine(method: str, tmp_path: Path) -> None:
     config = tiny_config(f"method={method}", "rounds=2", "engine.workers=1")
     incofl.run(config, tmp_path / "here")
