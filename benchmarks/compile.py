@@ -14,10 +14,11 @@ import torch
 from measure import publish, seconds, spread, table
 from torch import nn
 
-from incofl.client import ClientRule, Given, LocalSettings, train
+from incofl.client import Batch, ClientRule, Given, LocalSettings, train
 from incofl.engine.memory import keep_freed_memory
 from incofl.models import ModelOptions, make_model
 from incofl.split import make_splitter, submodel
+from incofl.tensors import Tensors
 
 STEPS = 40
 
@@ -41,7 +42,7 @@ def main() -> None:
             x = torch.randn(64, *model.input_shape).to(memory_format=torch.channels_last)
             batch = [(x, torch.randint(10, (64,)))] * 4
 
-            def turn(module: nn.Module, received=received, batch=batch) -> None:  # type: ignore[no-untyped-def]
+            def turn(module: nn.Module, received: Tensors = received, batch: list[Batch] = batch) -> None:
                 train(module, Given(received), batch, ClientRule(), LocalSettings())
 
             eager, compiled = (submodel(model.template, model.layout, piece) for _ in range(2))

@@ -19,7 +19,7 @@ from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, RunError
 from incofl.flower import make_client_app, serve
-from incofl.flower.grid import Arrived
+from incofl.flower.arrived import Arrived
 from incofl.flower.messages import Report, encode_problem
 from incofl.method import Upload
 from tests.federations import tiny_config

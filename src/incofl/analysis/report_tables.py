@@ -56,6 +56,9 @@ def _mean_line(group: Group, levels: Sequence[int]) -> list[str]:
     def mean(key: str) -> float:
         return fmean(run.summary[key] for run in group.runs)
 
+    def total(key: str) -> Callable[[ReportedRun], float | None]:
+        return lambda run: run.summary[key]
+
     def level(number: int) -> Callable[[ReportedRun], float | None]:
         return lambda run: run.last_ten(run.level(number))
 
@@ -63,7 +66,7 @@ def _mean_line(group: Group, levels: Sequence[int]) -> list[str]:
     done = sum(run.status == "done" for run in group.runs)
     return [
         " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1])))),
-        *(over(lambda run, key=key: run.summary[key]) for key in ("accuracy", "accuracy_last_ten", "accuracy_best")),  # type: ignore[misc]
+        *(over(total(key)) for key in ("accuracy", "accuracy_last_ten", "accuracy_best")),
         *(over(level(number)) for number in levels),
         *(human(mean("bytes_up") + mean("bytes_down"), "B"), duration(mean("seconds"))),
         *(

@@ -1,9 +1,9 @@
 """The same methods for a fleet of real clients, over Flower's messages. Needs ``pip install 'incofl[flower]'``."""
 
-try:
-    import flwr  # noqa: F401
-except ImportError as problem:
-    raise ImportError("incofl.flower needs Flower: pip install 'incofl[flower]'") from problem
+from importlib.util import find_spec
+
+if find_spec("flwr") is None:
+    raise ImportError("incofl.flower needs Flower: pip install 'incofl[flower]'")
 
 from incofl.flower.client import make_client_app
 from incofl.flower.server import make_server_app, serve

@@ -4,8 +4,6 @@ Replies are fetched as they come, checked, and added up in the order of the sche
 is first. What is early waits on disk: the server holds one upload, and those that are just arriving.
 """
 
-import dataclasses
-import itertools
 import shutil
 import time
 from collections import deque
@@ -15,7 +13,6 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
-from safetensors.torch import load_file, save_file
 
 from incofl.client import Score
 from incofl.config import Config
@@ -24,12 +21,12 @@ from incofl.engine.federation import Federation, Job
 from incofl.engine.records import Row
 from incofl.engine.trace import Trace
 from incofl.errors import UploadError
+from incofl.flower.arrived import Arrived
 from incofl.flower.memory import Accepted
 from incofl.flower.messages import (
     Changed,
     Order,
     OutOfMemory,
-    Report,
     arrays,
     decode_reply,
     encode_order,
@@ -40,46 +37,15 @@ from incofl.flower.post import TRANSFER, Fetch, push, words
 from incofl.flower.settings import Settings
 from incofl.method import Upload
 from incofl.server import Server
-from incofl.tensors import Tensors, clone
+from incofl.tensors import Tensors
 
 CLOCKS = 60.0  # seconds by which the clocks of server and nodes may differ
 STALL = 2.0  # seconds after which a fetch keeps nobody else waiting
 CRASHED = 8  # Flower's code for a client app whose process died
-PARTS = ("update", "buffers", "extra")
 
 
 class Missed(UploadError):
     """A node that cannot keep up."""
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """A reply that was accepted, and, where its tensors wait on disk, where."""
-
-    upload: Upload
-    report: Report
-    bytes_up: int
-    path: Path | None = None
-
-    def shelved(self, path: Path) -> "Arrived":
-        """The same with its tensors on disk."""
-        tensors = {f"{part}/{name}": t for part in PARTS for name, t in getattr(self.upload, part).items()}
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-        bare = dataclasses.replace(self.upload, update={}, buffers={}, extra={})
-        return dataclasses.replace(self, upload=bare, path=path)
-
-    def whole(self) -> Upload:
-        """With its tensors in memory, in the order of memory that all tensors of models have."""
-        if self.path is None:
-            return self.upload
-        parts: dict[str, Tensors] = {part: {} for part in PARTS}
-        found = clone(load_file(self.path))
-        for part, name in itertools.product(PARTS, self.upload.slice.shapes):  # in the order in which they came
-            if (key := f"{part}/{name}") in found:
-                parts[part][name] = found[key]
-        self.path.unlink()
-        update, buffers, extra = (parts[part] for part in PARTS)
-        return dataclasses.replace(self.upload, update=update, buffers=buffers, extra=extra)
 
 
 @dataclass

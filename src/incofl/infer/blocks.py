@@ -1,7 +1,7 @@
 """Repeated blocks of a model, and which of their weights InCo mixes."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -81,7 +81,7 @@ def _watch(module: nn.Module, example: Tensor) -> tuple[torch.Size, set[str], di
     steady: set[str] = set()
     order: dict[str, int] = {}
 
-    def hook(path: str):  # type: ignore[no-untyped-def]
+    def hook(path: str) -> Callable[[nn.Module, tuple[object, ...], object], None]:
         def note(_: nn.Module, inputs: tuple[object, ...], output: object) -> None:
             order.setdefault(path, len(order))
             first = inputs[0] if inputs else None

@@ -71,18 +71,18 @@ def _find(name: str) -> Callable[..., Any]:
     if not hasattr(module, attribute):
         names = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
         raise ConfigError(f"model.name: {path} has no {attribute!r}{nearest(attribute, names)}")
-    factory = getattr(module, attribute)
+    factory: Callable[..., nn.Module] = getattr(module, attribute)
     if not callable(factory):
         raise ConfigError(f"model.name: {name} is of type {type(factory).__name__}, expected a function or class")
-    return factory  # type: ignore[no-any-return]
+    return factory
 
 
 def _arguments(name: str, factory: Callable[..., Any], options: Any) -> dict[str, Any]:
     """What the factory asks for; nothing that the config says is ignored."""
     try:
-        parameters = inspect.signature(factory).parameters
+        parameters = dict(inspect.signature(factory).parameters)
     except (TypeError, ValueError):
-        parameters = {}  # type: ignore[assignment]  # of a class written in C
+        parameters = {}  # of a class written in C
     arguments = {}
     for key in (*FROM_DATA, *FROM_CONFIG):
         value = getattr(options, key)
