@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from incofl.client import LocalSettings
 from incofl.errors import ConfigError
+from incofl.inputs import Inputs, call
 from incofl.method import Method
 from incofl.models import Model
 from incofl.server import Server
@@ -45,21 +46,21 @@ class Cost:
     memory: int
 
 
-PLAIN = Method("plain", "sends and remembers nothing besides the model")
+PLAIN = Method("plain")
 
 
 def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
     """The cost of each level, smallest first."""
-    ratios = getattr(splitter, "ratios", None) or (1.0,) * len(splitter.depths)
     found = []
-    for level, (depth, width) in enumerate(zip(splitter.depths, ratios, strict=True)):
+    for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
         piece = splitter.slice(model.layout, level, 0)
         module = submodel(model.template, model.layout, piece).to("meta")
         unroll(module)
         parameters = sum(math.prod(piece.shapes[name]) for name in model.layout.parameters & piece.shapes.keys())
         transfer, besides = piece.num_bytes(model.initial), _besides(model, piece, level, method)
+        frozen = sum(math.prod(piece.shapes[name]) for name in piece.frozen)
         # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
-        copies = 3 + (2 if settings.optimizer == "adam" else int(settings.momentum > 0))
+        copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
         activations = activation_bytes(module, model.example(settings.batch_size))
         cost = Cost(
             level=level,
@@ -69,7 +70,7 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
             macs=count_macs(module, model.example(1)),
             bytes_down=transfer + besides.received,
             bytes_up=transfer + besides.uploaded,
-            memory=copies * 4 * parameters + activations + besides.held,
+            memory=copies * 4 * parameters + 4 * frozen + activations + besides.held,
         )
         found.append(cost)
     return found
@@ -90,18 +91,18 @@ def _besides(model: Model, piece: Slice, level: int, method: Method) -> Besides:
     state = {name: value.to("meta") for name, value in model.initial.items()}
     with torch.device("meta"):
         server = method.server.start(Server(layout, state, population={level: (piece, 1)}))
-        sent = method.server.sent(server, level)
+        sent = method.server.extra_for_client(server, level)
     uploaded, *held = (
         piece.num_bytes({name: state[name] for name in names}) for names in (client.extra(layout), *client.held(layout))
     )
     return Besides(piece.num_bytes(sent), uploaded, sum(held))
 
 
-def count_macs(module: nn.Module, example: Tensor) -> int:
+def count_macs(module: nn.Module, example: Inputs) -> int:
     """Multiply-accumulates of convolutions and matrix products, those of attention too, in one forward pass."""
     module.eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        module(example)
+        call(module, example)
     return int(counter.get_total_flops()) // 2  # a multiplication and an addition each
 
 
@@ -130,7 +131,7 @@ def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Ten
     return x, (torch.stack(states), torch.stack(cells))
 
 
-def activation_bytes(module: nn.Module, batch: Tensor) -> int:
+def activation_bytes(module: nn.Module, batch: Inputs) -> int:
     """Bytes that autograd keeps for the backward pass of one batch, each storage once, parameters not counted."""
     own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
     kept: dict[int, Tensor] = {}  # holding the tensors keeps their storages' addresses from being used again
@@ -142,7 +143,7 @@ def activation_bytes(module: nn.Module, batch: Tensor) -> int:
 
     module.train()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        module(batch)
+        call(module, batch)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from incofl.data.dataset import Dataset
+from incofl.data.dataset import Data
 from incofl.data.pipeline import ImagePipeline
 
 MOST_CLIENTS = 100  # as many fit side by side
@@ -19,7 +19,7 @@ GAP = 0.35
 COLOUR = "#0072B2"  # of Okabe and Ito: distinguishable with any colour vision, like the shades of one hue
 
 
-def draw(data: Dataset, partition: Sequence[Tensor], names: Sequence[str], title: str) -> Figure:
+def draw(data: Data, partition: Sequence[Tensor], names: Sequence[str], title: str) -> Figure:
     """Samples on the left and clients on the right, a row for each class; above them, examples per client.
 
     Examples without one class each, such as texts whose next tokens are to be told, have the upper part only.
@@ -73,7 +73,7 @@ def draw(data: Dataset, partition: Sequence[Tensor], names: Sequence[str], title
     return figure
 
 
-def mosaic(data: Dataset) -> np.ndarray:
+def mosaic(data: Data) -> np.ndarray:
     """The first examples of each class side by side, a row for each class, with white lines between them."""
     assert isinstance(data.pipeline, ImagePipeline)
     channels, side = data.train.x.shape[1], data.train.x.shape[2]

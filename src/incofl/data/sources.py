@@ -7,7 +7,7 @@ import torch
 
 from incofl.data import characters, images, published, words
 from incofl.data.cinic10 import cinic10
-from incofl.data.dataset import Dataset, Examples, Source
+from incofl.data.dataset import Data, Source
 from incofl.data.pipeline import ImagePipeline, ImageViews, Texts
 from incofl.data.svhn import svhn
 from incofl.errors import DataError, nearest
@@ -116,35 +116,18 @@ DATASETS: dict[str, Source] = {
 }
 
 
-OWN = "own"  # the name of examples that their owners keep: nodes of Flower
-
-
-def _not_here(root: Path) -> tuple[Examples, Examples]:
-    raise DataError("data.name: got 'own', whose examples are on Flower's nodes: incofl.flower.Task says what they are")
-
-
-_own = [Source("examples of your own, on Flower's nodes", 1, Texts(1), _not_here)]
-
-
-def describe_own(source: Source) -> None:
-    """Says what examples of the user's own are like; the last word counts."""
-    _own[0] = source
-
-
 def find_source(name: str) -> Source:
     """The data set of that name, or one clear line with the nearest name."""
-    if name == OWN:
-        return _own[0]
     if name not in DATASETS:
         raise DataError(f"data.name: got {name!r}{nearest(name, DATASETS)}")
     return DATASETS[name]
 
 
-def load_dataset(name: str, root: Path, limit: int | None = None, seed: int = 0, side: int | None = None) -> Dataset:
+def load_dataset(name: str, root: Path, limit: int | None = None, seed: int = 0, side: int | None = None) -> Data:
     """Reads a data set; ``limit`` keeps that many training examples, drawn by ``seed``; images are seen at ``side``."""
     source = find_source(name)
     train, test = source.load(root)
     if limit is not None and limit < len(train):
         keep = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(train))[:limit]))
         train = train.pick(keep)
-    return Dataset(name, train, test, source.classes, source.view(side).pipeline)
+    return Data(train, test, classes=source.classes, pipeline=source.view(side).pipeline, name=name)
