@@ -7,7 +7,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "incofl"
 
 # Each room may import from the rooms above it in this list (and from itself).
 ORDER = [
-    ["errors"],
+    ["errors", "statistics"],
     ["tensors", "seeds"],
     ["layout"],
     ["split", "inco"],
