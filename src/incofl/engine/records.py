@@ -33,6 +33,7 @@ from torch import Tensor
 from incofl.config import UNBOUND, Config, make_config, read_toml
 from incofl.engine.checkpoint import atomic_write, write_json
 from incofl.errors import RunError
+from incofl.statistics import tail_mean
 
 Row = dict[str, Any]
 
@@ -205,16 +206,10 @@ def _difference(theirs: Config, ours: Config) -> str:
     return f"{key} is {a.get(key)!r} there, {b[key]!r} here"
 
 
-def last_ten(evaluated: list[Row], rounds: int = 10) -> list[Row]:
-    """The evaluations in the last ten rounds, or so many, at least the last one."""
-    return [row for row in evaluated if row["round"] > evaluated[-1]["round"] - rounds]
-
-
 def summarise(rows: list[Row], config: Config, levels: list[int], status: str) -> dict[str, Any]:
-    """The result of a run: last round, mean of the evaluations in the last ten rounds, totals."""
+    """The result of a run: last round, mean of the evaluations by which it is judged, totals."""
     evaluated = [row for row in rows if row["accuracy"] is not None]
     last = evaluated[-1] if evaluated else None
-    tail = last_ten(evaluated)
     return {
         "status": status,
         "method": config.method,
@@ -223,7 +218,7 @@ def summarise(rows: list[Row], config: Config, levels: list[int], status: str) -
         "levels": levels,
         "accuracy": last and last["accuracy"],
         "accuracy_by_level": last and last["accuracy_by_level"],
-        "accuracy_last_ten": float(np.mean([row["accuracy"] for row in tail])) if tail else None,
+        "accuracy_last_ten": tail_mean(evaluated) if evaluated else None,
         "accuracy_best": max((row["accuracy"] for row in evaluated), default=None),
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "bytes_down": sum(row["bytes_down"] for row in rows),
