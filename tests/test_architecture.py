@@ -16,16 +16,13 @@ ORDER = [
     ["server", "client"],
     ["method"],
     ["methods", "models", "data"],
-    ["resources"],
     ["config"],
-    ["devices"],
+    ["costs"],
     ["engine"],
     ["analysis"],
-    ["reproduce"],
-    ["display"],
-    ["flower"],
-    ["cli_data", "cli_analysis", "cli_flower", "cli_report", "cli_reproduce"],
+    ["studies"],
     ["cli"],
+    ["flower"],
 ]
 # ``Layout.infer`` is where users look for it, though what it calls is built on layouts: it imports when it is called.
 EXCEPTION = ("layout", "infer")

@@ -387,8 +387,8 @@ def test_levels_follow_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     federation: Federation = build(CONFIG)
     small, large = federation.costs
     grid = LoopGrid(make_client_app())
-    said: list[dict[str, int | str]] = [{"memory": f"{small.memory} B"}, {"memory": large.memory}]
-    said += [{"compute": small.macs}, {"memory": 1}]
+    said: list[dict[str, str]] = [{"memory": f"{small.memory} B"}, {"memory": f"{large.memory} B"}]
+    said += [{"compute": f"{small.macs} MAC"}, {"memory": "1 B"}]
     for client, limits in enumerate(said):
         grid.add(FIRST + client, partition_id=client, **limits)
     serve(grid, dataclasses.replace(CONFIG, rounds=1), settings(tmp_path / "run", min_nodes=3, wait=0.5))

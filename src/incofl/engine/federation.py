@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from incofl.client import LocalSettings, Setting, Upload
+from incofl.costs import Cost, costs
 from incofl.data import Data
 from incofl.method import Method
 from incofl.models import Model
-from incofl.resources import Cost, costs
 from incofl.seeds import Purpose, numpy_rng
 from incofl.server import Server
 from incofl.split import Slice, Splitter

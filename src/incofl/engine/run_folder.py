@@ -35,6 +35,7 @@ from incofl.config import UNBOUND, Config, make_config, read_toml
 from incofl.engine.checkpoint import atomic_write, write_json
 from incofl.engine.federation import Federation
 from incofl.errors import RunError
+from incofl.statistics import tail_mean
 
 Row = dict[str, Any]
 
@@ -171,11 +172,6 @@ def _difference(theirs: Config, ours: Config) -> str:
     return f"{key} is {a.get(key)!r} there, {b[key]!r} here"
 
 
-def last_ten(evaluated: list[Row], rounds: int = 10) -> list[Row]:
-    """The evaluations in the last ten rounds, or another number of them; at least the last one."""
-    return [row for row in evaluated if row["round"] > evaluated[-1]["round"] - rounds]
-
-
 def new_folder(config: Config) -> Path:
     """A new folder for a run, named by its method, its data and the time."""
     data, method = (re.sub(r"[^\w.+-]+", "-", name) for name in (config.data.name, config.method))
@@ -183,12 +179,11 @@ def new_folder(config: Config) -> Path:
 
 
 def summarise(rows: list[Row], config: Config, federation: Federation, status: str) -> dict[str, Any]:
-    """The result of a run: last round, mean of the evaluations in the last ten rounds, totals."""
+    """The result of a run: last round, mean of the evaluations by which it is judged, totals."""
     task = federation.task
     best = max if task.all_metrics[task.first].higher_is_better else min
     evaluated = [row for row in rows if row["accuracy"] is not None]
     last = evaluated[-1] if evaluated else None
-    tail = last_ten(evaluated)
     return {
         "status": status,
         "method": config.method,
@@ -198,7 +193,7 @@ def summarise(rows: list[Row], config: Config, federation: Federation, status: s
         "metric": task.first,
         "accuracy": last and last["accuracy"],
         "accuracy_by_level": last and last["accuracy_by_level"],
-        "accuracy_last_ten": float(np.mean([row["accuracy"] for row in tail])) if tail else None,
+        "accuracy_last_ten": tail_mean(evaluated) if evaluated else None,
         "accuracy_best": best((row["accuracy"] for row in evaluated), default=None),
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "bytes_down": sum(row["bytes_down"] for row in rows),

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from incofl.engine.run import run
-from incofl.reproduce import load_scale, load_study
-from incofl.reproduce.observations import Case, fisher_interval, look, observe
-from incofl.reproduce.study import cells
+from incofl.studies.observations import Case, fisher_interval, look, observe
+from incofl.studies.study import cells, load_scale, load_study
 from tests.federations import tiny_config
 
 

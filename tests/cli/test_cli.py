@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.shell import Shell
-from tests.test_resources import STAGE_MACS, STAGE_PARAMETERS, WIDTH_MACS, WIDTH_PARAMETERS
+from tests.test_costs import STAGE_MACS, STAGE_PARAMETERS, WIDTH_MACS, WIDTH_PARAMETERS
 
 SMALL = [
     *("--set", "data.clients=10", "--set", "data.limit=300", "--set", "cohort=4", "--set", "split.levels=3"),

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from incofl.engine.compare import Difference
 from incofl.errors import ConfigError
-from incofl.reproduce import SCALES, STUDIES, load_scale, load_study
-from incofl.reproduce.run import arms_of, arrow, verdict_of
-from incofl.reproduce.study import cells, run_name
+from incofl.statistics import Difference
+from incofl.studies.reproduce import arms_of, arrow, verdict_of
+from incofl.studies.study import SCALES, STUDIES, cells, load_scale, load_study, run_name
 from tests.shell import Shell
 
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from incofl.client import LocalSettings
-from incofl.devices import load_devices
+from incofl.costs import Cost, DeviceClass, activation_bytes, assign, costs, human, load_devices, parse_quantity
 from incofl.errors import ConfigError
 from incofl.models import ModelOptions, make_model
-from incofl.resources import Cost, DeviceClass, activation_bytes, assign, costs, human, parse_quantity
 from incofl.split import make_splitter
 
 STAGE_PARAMETERS = [4_910_922, 10_812_234, 11_181_642, 17_082_954, 17_452_362]
@@ -111,12 +110,9 @@ def test_nothing_fits() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (5, 5),
-        (1.5e6, 1_500_000),
         ("200 MB", 200_000_000),
         ("64kB", 64_000),
-        ("2 g", 2_000_000_000),
-        ("7", 7),
+        ("1.5 mb", 1_500_000),
         ("7 B", 7),
     ],
 )
@@ -124,9 +120,28 @@ def test_quantities(value: object, expected: int) -> None:
     assert parse_quantity(value, "x", ("B",)) == expected
 
 
-@pytest.mark.parametrize("value", ["many", "-5 MB", 0, True, None, "5 XB", "nan", "5 MMAC"])
-def test_bad_quantities(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"x: got .*, expected a number > 0"):
+def test_a_unit_that_begins_like_a_prefix() -> None:
+    found = [parse_quantity(text, "x", ("MAC", "MACs")) for text in ("20 MAC", "20 MMAC", "2 GMACs")]
+    assert found == [
+        20,
+        20_000_000,
+        2 * 10**9,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "example"),
+    [
+        (10, "10 MB"),
+        (1.5, "1.5 MB"),
+        ("7", "7 MB"),
+        (5_000_000, "5 MB"),
+        ("2 g", "2 GB"),
+        *((value, "10 MB") for value in ("many", "-5 MB", 0, True, None, "5 XB", "nan", "5 MMAC", "1e9 B", "0 MB")),
+    ],
+)
+def test_a_quantity_without_its_unit_is_refused_with_what_to_write(value: object, example: str) -> None:
+    with pytest.raises(ConfigError, match=f'x: got .*, expected a number > 0 with its unit: write "{example}"'):
         parse_quantity(value, "x", ("B",))
 
 
@@ -145,6 +160,8 @@ def test_human() -> None:
         ("[[device]]\ncount=1", "device 1: name: got None"),
         ("[[device]]\nname='x'\ncount=0", "count: got 0, expected a whole number >= 1"),
         ("[[device]]\nname='x'\ncount=1\nmemory='lots'", r"device 1 \(x\): memory: got 'lots'"),
+        ("[[device]]\nname='x'\ncount=1\nmemory=10", r'device 1 \(x\): memory: got 10, .* write "10 MB"'),
+        ("[[device]]\nname='x'\ncount=1\ncompute=3", r'device 1 \(x\): compute: got 3, .* write "3 MMAC"'),
         ("[[device", "not a TOML file"),
     ],
 )

@@ -5,25 +5,21 @@ from typing import Annotated
 
 import typer
 
-from incofl.display import comparison_table, make_console
-
-RunsArgument = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some (incofl compare).")
-]
+import incofl.cli.arguments as arg
 
 
 def analyze(
-    runs: RunsArgument,
+    runs: arg.Runs,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="For comparisons of several runs [analysis/ beside them]."),
+        typer.Option("--out", "-o", metavar="DIR", help="Folder for comparisons of several runs [analysis/]."),
     ] = None,
     clients: Annotated[int, typer.Option("--clients", min=2, help="Clients that are compared.")] = 10,
     examples: Annotated[int, typer.Option("--examples", help="Test examples on which they are compared.")] = 500,
     round: Annotated[
         int | None, typer.Option("--round", metavar="R", min=0, help="A recorded round [the last].")
     ] = None,
-    history: Annotated[int, typer.Option("--history", min=1, help="Recorded rounds of which the course is made.")] = 10,
+    history: Annotated[int, typer.Option("--history", min=1, help="Recorded rounds that curves show.")] = 10,
     only: Annotated[str | None, typer.Option("--only", metavar="A,B,...", help="Only these analyses.")] = None,
 ) -> None:
     """Analyse finished runs: figures and numbers into RUN/analysis.
@@ -31,11 +27,12 @@ def analyze(
     Similarity of clients' models at every depth (CKA), updates, InCo's coefficients, features of one class. The models
     of clients are computed again from the recorded states of the run (record.every), so its data files are needed.
     """
-    from incofl.analysis.analyze import NAMES, analyze, check_names, default_out  # matplotlib and scipy take their time
+    from incofl.analysis.analyze import NAMES, analyze, check_names, default_out
     from incofl.analysis.findings import Options
     from incofl.analysis.runs import find_runs
+    from incofl.cli.display import make_console, print_table
 
-    wanted = [word.strip() for word in only.split(",") if word.strip()] if only is not None else list(NAMES)
+    wanted = arg.words(only) if only is not None else list(NAMES)
     check_names(wanted)
     found = find_runs([run.expanduser() for run in runs])
     place = out.expanduser() if out is not None else default_out(found)
@@ -44,7 +41,7 @@ def analyze(
         options = Options(clients, examples, round, history, watch=status.update)
         for findings in analyze(found, place, options, wanted):
             if findings.table:
-                console.print(comparison_table(findings.table, findings.title))
+                print_table(console, findings.table, findings.title)
             for line in findings.missing:
                 console.print(f"not analysed: {line}", soft_wrap=True)
             for path in findings.files:

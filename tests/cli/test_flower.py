@@ -10,7 +10,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import flatten_dict
 
-from incofl.cli_flower import app_name
+from incofl.cli.flower import app_name
 from incofl.config import load_config
 from incofl.flower import Settings
 from incofl.flower.settings import NAMES, read_run_config

@@ -1,4 +1,4 @@
-"""The paper's four observations about its case study, each as a number with its spread.
+"""The paper's four observations about its case study, each as a number with its interval.
 
 1. Deep layers of clients' models are less similar than shallow ones.
 2. Accuracy and similarity go together.
@@ -11,36 +11,37 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from incofl.analysis.findings import Options
 from incofl.analysis.runs import Run
-from incofl.analysis.similarity import correlate, similarity
+from incofl.analysis.similarity import similarity
 from incofl.analysis.updates import layers, shallow_smoother, update_rounds
 from incofl.engine.checkpoint import write_json
-from incofl.engine.compare import Difference, Spread, folder_of, last_ten_of
 from incofl.engine.records import environment
-from incofl.reproduce.study import Cell, run_name
+from incofl.statistics import correlation, paired, tail_mean
+from incofl.studies.compare import evaluations, folder_of, markdown, plus_minus
+from incofl.studies.reproduce import verdict_of
+from incofl.studies.study import Cell, run_name
 
-VERSION = 1  # of what is kept of a run's analysis: change it with the analysis
-FEWEST_PAIRS = 20  # of which a share says something
+VERSION = 1  # of the kept analysis of a run: change it when the analysis changes
+FEWEST_PAIRS = 20  # with fewer pairs, a share of them is not judged
 HISTORY = 4  # recorded rounds of each run in which clients are compared
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a run of the case study shows.
+    """What one run of the case study shows.
 
     Attributes:
-        model: the section of the study.
-        setting: the row.
-        seed: of the run.
+        model: section of the study.
+        setting: row of the study.
+        seed: seed of the run.
         accuracy: mean of the last evaluations.
         cka: mean over the pairs of clients, from shallow to deep, as the paper computes it.
         debiased: the same by the estimate without the bias of few examples and many features.
         correlation: Pearson's, of accuracy and the CKA of the deepest point, over the recorded rounds.
-        smoother: the share of (deep layer, round) pairs in which the shallow layer's update is less rough.
-        pairs: how many pairs there are.
+        smoother: share of (deep layer, round) pairs in which the shallow layer's update is less rough.
+        pairs: number of pairs.
     """
 
     model: str
@@ -55,35 +56,25 @@ class Case:
 
 
 def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], None]) -> Case:
-    """Analyses one run; what was found before is read again."""
+    """Analyses one run, or reads what an earlier call found."""
     run = Run.open(folder)
     path = folder / "analysis" / "case.json"
     key = {"version": VERSION, "round": run.recorded[-1], "history": HISTORY}
     known = json.loads(path.read_text()) if path.exists() else {}
-    if key.items() <= known.items():
-        numbers = known
-    else:
+    if not key.items() <= known.items():
         found = similarity(run, Options(history=HISTORY, watch=watch))
-        smoother = shallow_smoother(layers(run, update_rounds(run)), "roughness")
-        numbers = key | {
+        pairs = shallow_smoother(layers(run, update_rounds(run)), "roughness").pairs
+        known = key | {
             "cka": [float(value) for value in found.mean_by_depth if value is not None],
             "debiased": [float(value) for value in found.debiased_by_depth if value is not None],
             "correlation": found.correlation[found.points[-1]]["pearson"],
-            "smoother": smoother.pairs.share,
-            "pairs": smoother.pairs.wins + smoother.pairs.losses,
+            "smoother": pairs.share,
+            "pairs": pairs.wins + pairs.losses,
         }
-        write_json(path, numbers)
-    return Case(
-        cell.section,
-        cell.row,
-        seed,
-        last_ten_of(run.rows, tail),
-        tuple(numbers["cka"]),
-        tuple(numbers["debiased"]),
-        numbers["correlation"],
-        numbers["smoother"],
-        numbers["pairs"],
-    )
+        write_json(path, known)
+    numbers = known["correlation"], known["smoother"], known["pairs"]
+    accuracy = tail_mean(evaluations(folder), tail)
+    return Case(cell.section, cell.row, seed, accuracy, tuple(known["cka"]), tuple(known["debiased"]), *numbers)
 
 
 def cases(table: Sequence[Cell], out: Path, tail: int, watch: Callable[[str], None]) -> list[Case]:
@@ -108,89 +99,73 @@ class Observation:
 
 def observe(found: Sequence[Case]) -> list[Observation]:
     """Tests the observations on each model."""
-    return [
-        observation
-        for model in dict.fromkeys(case.model for case in found)
-        for observation in _observe(model, [case for case in found if case.model == model])
-    ]
+    models = dict.fromkeys(case.model for case in found)
+    return [seen for model in models for seen in _observe(model, [case for case in found if case.model == model])]
 
 
 def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
-    for setting in dict.fromkeys(case.setting for case in found):
-        own = [case for case in found if case.setting == setting]
+    settings: dict[str, list[Case]] = {}
+    for case in found:
+        settings.setdefault(case.setting, []).append(case)
+
+    def compared(number: int, what: str, ours: Sequence[float], theirs: Sequence[float], sign: int = 1) -> Observation:
+        gap = paired(ours, theirs)
+        value = plus_minus(gap.mean, gap.half_width, "+", digits=3)
+        return Observation(number, model, what, value, verdict_of(gap, sign) or "")
+
+    for setting, own in settings.items():
         for kind, values in _both(own):
-            gap = Difference.of([cka[-1] for cka in values], [cka[0] for cka in values])
-            ends = " to ".join(f"{Spread.of([cka[end] for cka in values]).mean:.2f}" for end in (0, -1))
+            first, last = ([cka[end] for cka in values] for end in (0, -1))
+            ends = f"{sum(first) / len(first):.2f} to {sum(last) / len(last):.2f}"
             what = f"{setting}: {kind}, last minus first of {len(values[0])} points in common ({ends})"
-            yield Observation(1, model, what, *_down(gap))
+            yield compared(1, what, last, first, sign=-1)
     inside = [case.correlation for case in found if case.correlation is not None]
     if len(inside) > 1:
-        positive = sum(value > 0 for value in inside)
-        gap = Difference.of(inside, [0.0] * len(inside))
-        what = f"correlation of accuracy and the last point's CKA over {HISTORY} rounds of a run"
-        yield Observation(2, model, f"{what} (positive in {positive} of {len(inside)})", *_up(gap))
+        positive = f"positive in {sum(value > 0 for value in inside)} of {len(inside)}"
+        what = f"correlation of accuracy and the last point's CKA over {HISTORY} rounds of a run ({positive})"
+        yield compared(2, what, inside, [0.0] * len(inside))
     # Unequal models have only their first blocks in common: settings are compared where all have a value.
     shared = min(len(case.cka) for case in found) - 1
     where = f"point {shared + 1} of {max(len(case.cka) for case in found)}"
-    across = correlate([case.cka[shared] for case in found], [case.accuracy for case in found])["pearson"]
+    across = correlation([case.cka[shared] for case in found], [case.accuracy for case in found]).pearson
     if across is not None and len(found) > 3:
         what = f"correlation of accuracy and CKA at {where} over the {len(found)} runs of all settings, at their end"
         low, high = fisher_interval(across, len(found))
         verdict = "holds" if low > 0 else "opposite" if high < 0 else "cannot be seen"
         yield Observation(2, model, what, f"{across:+.2f} [{low:+.2f}, {high:+.2f}]", verdict)
-    for setting in dict.fromkeys(case.setting for case in found):
-        own = [case for case in found if case.setting == setting]
+    for setting, own in settings.items():
         shares, pairs = [case.smoother for case in own if case.smoother is not None], min(case.pairs for case in own)
         if len(shares) > 1:
             what = f"{setting}: share of pairs in which the shallow update is less rough, minus a half ({pairs} pairs)"
-            text, verdict = _up(Difference.of(shares, [0.5] * len(shares)))
-            yield Observation(3, model, what, text, verdict if pairs >= FEWEST_PAIRS else "too few pairs")
-    with_inco, without = (
-        sorted((case for case in found if case.setting == name), key=lambda case: case.seed)
-        for name in ("InCoAvg", "HeteroAvg")
-    )
-    if [case.seed for case in with_inco] == [case.seed for case in without] != []:
-        for (kind, ours), (_, theirs) in zip(_both(with_inco), _both(without), strict=True):
-            gap = Difference.of([cka[shared] for cka in ours], [cka[shared] for cka in theirs])
-            yield Observation(4, model, f"{kind} at {where}, InCoAvg minus HeteroAvg", *_up(gap))
+            seen = compared(3, what, shares, [0.5] * len(shares))
+            yield seen if pairs >= FEWEST_PAIRS else Observation(3, model, what, seen.value, "too few pairs")
+    ours, theirs = (sorted(settings.get(name, []), key=lambda case: case.seed) for name in ("InCoAvg", "HeteroAvg"))
+    if [case.seed for case in ours] == [case.seed for case in theirs] != []:
+        for (kind, mixed), (_, plain) in zip(_both(ours), _both(theirs), strict=True):
+            what = f"{kind} at {where}, InCoAvg minus HeteroAvg"
+            yield compared(4, what, [cka[shared] for cka in mixed], [cka[shared] for cka in plain])
 
 
 def fisher_interval(r: float, points: int) -> tuple[float, float]:
-    """The 95 % interval of a correlation, by Fisher's transformation."""
+    """Returns the 95 % interval of a correlation, by Fisher's transformation."""
     centre, half = math.atanh(min(max(r, -0.999999), 0.999999)), 1.96 / math.sqrt(points - 3)
     return math.tanh(centre - half), math.tanh(centre + half)
 
 
 def _both(found: Sequence[Case]) -> list[tuple[str, list[tuple[float, ...]]]]:
-    """Similarity as in the paper, and without bias."""
+    """Returns the similarity as in the paper, and without bias."""
     return [("CKA", [case.cka for case in found]), ("debiased CKA", [case.debiased for case in found])]
 
 
-def _up(gap: Difference) -> tuple[str, str]:
-    """A difference in words, and whether it is above 0."""
-    if gap.half_width is None:
-        return f"{gap.mean:+.3f}", "cannot be seen"
-    shown = abs(gap.mean) > gap.half_width
-    return (
-        f"{gap.mean:+.3f} ± {gap.half_width:.3f}",
-        ("holds" if gap.mean > 0 else "opposite") if shown else "cannot be seen",
-    )
-
-
-def _down(gap: Difference) -> tuple[str, str]:
-    text, verdict = _up(gap)
-    return text, {"holds": "opposite", "opposite": "holds"}.get(verdict, verdict)
-
-
 def lines(found: Sequence[Observation]) -> list[list[str]]:
-    """The table, headings first."""
+    """Returns the lines of the table, headings first."""
     rows = [[str(entry.number), entry.model, entry.what, entry.value, entry.verdict] for entry in found]
     return [["observation", "model", "number", "value [95 %]", "verdict"], *rows]
 
 
 def save(found: Sequence[Case], observed: Sequence[Observation], out: Path, command: str) -> Path:
     """Writes the observations as Markdown and everything behind them as JSON."""
-    document: dict[str, Any] = {
+    document = {
         "command": command,
         "commit": environment()["commit"],
         "rounds compared in each run": HISTORY,
@@ -198,7 +173,6 @@ def save(found: Sequence[Case], observed: Sequence[Observation], out: Path, comm
         "observations": [asdict(entry) for entry in observed],
     }
     write_json(out / "observations.json", document)
-    head, *rest = lines(observed)
     path = out / "observations.md"
-    path.write_text("".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rest)))
+    path.write_text(markdown(lines(observed)))
     return path
