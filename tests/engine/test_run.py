@@ -17,6 +17,7 @@ from incofl.config import load_config
 from incofl.engine.records import RunFolder
 from incofl.errors import ConfigError, RunError
 from tests.federations import tiny_config
+from tests.texts import text_config, write_shakespeare
 
 
 def final_state(folder: Path) -> bytes:
@@ -72,6 +73,21 @@ def test_a_run_can_be_prolonged(tmp_path: Path, method: str) -> None:
     incofl.run(tiny_config(f"method={method}", "rounds=4"), tmp_path / "parts", resume=True)
     assert final_state(tmp_path / "whole") == final_state(tmp_path / "parts")
     assert comparable(tmp_path / "whole") == comparable(tmp_path / "parts")
+
+
+def test_a_natural_partition_may_leave_groups_unused(tmp_path: Path) -> None:
+    """Eight roles, of which the six with most to say are clients: the run is prolonged like any other."""
+    with write_shakespeare(tmp_path, roles=8).open("a") as file:
+        file.write(f"\nRole 7:\n{'my lord ' * 50}\n")
+    for folder, rounds in (("whole", [2]), ("parts", [1, 2])):
+        for last in rounds:
+            incofl.run(text_config(tmp_path, "tiny-lstm", f"rounds={last}"), tmp_path / folder, resume=last > rounds[0])
+    parts = json.loads((tmp_path / "parts" / "partition.json").read_text())
+    assert sum(map(len, parts)) <= max(map(max, parts))  # some are left out
+    assert final_state(tmp_path / "whole") == final_state(tmp_path / "parts")
+    known = RunFolder(tmp_path / "parts").load_partition(clients=6)
+    assert known is not None
+    assert [part.tolist() for part in known] == parts
 
 
 class Crash(BaseException):
@@ -219,10 +235,20 @@ class TestRefusals:
         with pytest.raises(RunError, match=r"partition.json: damaged"):
             incofl.run(tiny_config(), tmp_path, resume=True)
 
-    def test_a_partition_of_other_clients(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("first", "message"),
+        [
+            (None, "not a partition among 10 clients"),  # one client less
+            ([7, 7], "not a partition among 10 clients"),
+            ([-1], "not a partition among 10 clients"),
+            ([300], "names example 300, expected less than 300"),
+        ],
+    )
+    def test_a_partition_of_other_clients_or_data(self, first: list[int] | None, message: str, tmp_path: Path) -> None:
         incofl.run(tiny_config("rounds=1"), tmp_path)
-        (tmp_path / "partition.json").write_text("[[0, 1, 2]]")
-        with pytest.raises(RunError, match="not a partition among 10 clients"):
+        parts = [[] for _ in range(9)] if first is None else [first, *([] for _ in range(9))]
+        (tmp_path / "partition.json").write_text(json.dumps(parts))
+        with pytest.raises(RunError, match=message):
             incofl.run(tiny_config(), tmp_path, resume=True)
 
     def test_fewer_rounds_than_are_finished(self, tmp_path: Path) -> None:

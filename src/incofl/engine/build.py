@@ -22,7 +22,7 @@ from incofl.data import (
     natural_partition,
 )
 from incofl.engine.federation import ClientLevels, Federation
-from incofl.errors import ConfigError
+from incofl.errors import ConfigError, RunError
 from incofl.layout import Layout
 from incofl.method import BufferPolicy, Method, Weighting
 from incofl.methods import find_method
@@ -196,6 +196,9 @@ def build(config: Config, partition: list[Tensor] | None = None, begun: bool = F
     method = build_method(config)
     method.client.check(model.template, model.example(2))
     data = build_data(config)
+    last = int(torch.cat([torch.tensor([-1]), *(partition or [])]).max())
+    if last >= len(data.train):
+        raise RunError(f"partition.json: names example {last}, expected less than {len(data.train)}; delete the folder")
     return Federation(
         model=model,
         splitter=splitter,
