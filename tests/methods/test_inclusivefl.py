@@ -1,14 +1,20 @@
 """InclusiveFL: what sizes share, and how the larger teach the smaller."""
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 import torch
 
+from incofl.engine.executor import InProcess
+from incofl.engine.federation import Job
+from incofl.engine.round import Tally, run_round
 from incofl.method import Upload
 from incofl.methods.inclusivefl import InclusiveFL, InclusiveOptions, held_blocks
 from incofl.models import ModelOptions, make_model
 from incofl.server import Server
 from incofl.split import make_splitter
 from incofl.tensors import Tensors
+from tests.federations import tiny_federation
 
 MODEL = make_model("resnet26", ModelOptions(width=1 / 16))
 SPLITTER = make_splitter(MODEL.layout, "stage", 5)
@@ -98,3 +104,28 @@ def test_sizes_that_end_in_the_same_block_teach_each_other() -> None:
     first = step(start(), upload(1, 1.0), upload(2, 5.0))
     second = step(first, upload(1, 1.0))
     assert moved(first, second, 1, "layer4.1.conv2.weight") == pytest.approx(0.2 * 10 + 0.8 * 2)
+
+
+class Ones(InProcess):
+    """An executor whose clients move every parameter by 1."""
+
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
+        for (upload,) in super().train(server, jobs):
+            for value in upload.update.values():
+                value.fill_(1)
+            yield [upload]
+
+
+def test_a_server_learning_rate_scales_what_is_taught_too() -> None:
+    """Everything moves by 0.2 where every update is 1, also in round 2: 0.2 m + 0.8 g with m = g = 0.2."""
+    small = ["data.clients=3", "cohort=3", "data.limit=60"]
+    federation = tiny_federation("method=inclusivefl", "aggregate.server_lr=0.2", *small)
+    before = federation.start()
+    for round in range(2):
+        jobs = federation.schedule(round, 3)
+        after = run_round(before, federation.method, jobs, Ones(federation), Tally())
+        for level in range(3):
+            for name in federation.slice(level, round).index.keys() & federation.model.layout.parameters:
+                assert moved(before, after, level, name) == pytest.approx(0.2, abs=1e-6), (round, level, name)
+        before = after
+    assert before.extra

@@ -96,7 +96,7 @@ class InclusiveFL(ServerRule):
                 yield uploads
 
         changes = super().aggregate(server, watched())
-        lessons = {level: total.mean().update for level, total in sums.items()}
+        lessons = {level: total.mean(self.server_lr).update for level, total in sums.items()}
         return dataclasses.replace(
             changes,
             private={level: self._blend(server, level, change) for level, change in changes.private.items()},
