@@ -1,9 +1,13 @@
 """THE loop body of federated learning: one round. It knows no method, model, parameter or engine by name."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeGuard
+
+from torch.linalg import vector_norm
 
 from incofl.engine.executor import Executor, Lost
 from incofl.engine.federation import Job
@@ -76,11 +80,23 @@ class Tally:
         return self.loss_sum / self.examples if self.examples else None
 
 
+# Of a tensor of an upload. The server squares updates (InCo, the norms it records), after it may have multiplied them
+# (FedNova by ratios of lengths, InCo by theta): of 1e4 times this norm the square is still a float32.
+LARGEST_NORM = 1e15
+
+
 def check(upload: Upload) -> None:
-    """Refuses what must not reach the server model: wrong names or shapes, NaN or infinite values, no training."""
-    who = f"client {upload.client}"
+    """Refuses what must not reach the server model: wrong names or shapes, values out of bounds, no training."""
+    who, why = f"client {upload.client}", "the training diverged, lower local.lr"
     upload.slice.check(upload.update | upload.buffers, who)
     if upload.steps == 0:
         raise UploadError(f"{who}: trained on nothing; it has {upload.examples} example(s)")
-    if not all(all_finite(part) for part in (upload.update, upload.buffers, upload.extra)):
-        raise UploadError(f"{who}: its update is not finite; the training diverged, lower local.lr")
+    for name, value in itertools.chain(upload.update.items(), upload.extra.items()):
+        if not vector_norm(value) <= LARGEST_NORM:  # so that NaN is refused too
+            most = float(value.abs().max())
+            if not math.isfinite(most):
+                raise UploadError(f"{who}: its update is not finite; {why}")
+            bound = f"values up to {most:.1e}, expected a norm of at most {LARGEST_NORM:.0e}"
+            raise UploadError(f"{who}: its update of {name!r} has {bound}; {why}")
+    if not all_finite(upload.buffers):
+        raise UploadError(f"{who}: its update is not finite; {why}")
