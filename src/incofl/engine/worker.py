@@ -4,12 +4,14 @@ The same code runs in this process and in worker processes, always with one torc
 they are divided over threads, and a turn must give the same bits everywhere.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from incofl.client import Given, Score, Trained, evaluate, measure_buffers, train
 from incofl.data import EVAL_BATCH, Examples, eval_batches, local_batches
@@ -50,6 +52,7 @@ class Worker:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         self._modules: dict[int, nn.Module] = {}
+        self._layouts: dict[nn.Module, torch.memory_format] = {}
 
     def train(self, server: Server, job: Job, memory: Tensors | None = None, into: Trained | None = None) -> Trained:
         """One client's turn: cut its slice out of the server, train, and write what comes of it ``into`` tensors."""
@@ -108,8 +111,12 @@ class Worker:
         """The sub-model of a level, with the values of its last use."""
         if level not in self._modules:
             f = self._federation
-            module = submodel(f.model.template, f.model.layout, f.slice(level, round))
-            self._modules[level] = module.to(f.device).to(memory_format=layout_of(module))  # type: ignore[call-overload]
+            module = submodel(f.model.template, f.model.layout, f.slice(level, round)).to(f.device)
+            layout = layout_of(module)
+            if layout == torch.channels_last and not computes_channels_last(module, f.model.example(2)):
+                layout = torch.contiguous_format
+            self._modules[level] = module.to(memory_format=layout)  # type: ignore[call-overload]
+            self._layouts[module] = layout
             f.method.client.prepare(module, f.model.layout)
             if f.compile:
                 module.compile()  # happens at the first batch
@@ -117,7 +124,7 @@ class Worker:
 
     def input(self, module: nn.Module, x: Tensor) -> Tensor:
         """A batch where a module computes, and in the layout in which it does."""
-        layout = layout_of(module) if x.dim() == 4 else torch.contiguous_format
+        layout = self._layouts[module] if x.dim() == 4 else torch.contiguous_format
         return x.to(self._federation.device, memory_format=layout)
 
     def _on_device(self, state: Tensors) -> Tensors:
@@ -139,6 +146,25 @@ def layout_of(module: nn.Module) -> torch.memory_format:
     )
     others = any(parameter.dim() > 4 for parameter in module.parameters())  # have no such layout
     return torch.contiguous_format if narrow or others or not convolutions else torch.channels_last
+
+
+def computes_channels_last(module: nn.Module, example: Tensor) -> bool:
+    """Whether a copy of a module, of whatever values, trains and evaluates so: ``x.view(len(x), -1)`` cannot."""
+    trial = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for parameter in trial.parameters():
+        nn.init.constant_(parameter, 0.01)  # the same in every process
+    first = next(trial.parameters())
+    x = torch.zeros_like(example, device=first.device, dtype=first.dtype if example.is_floating_point() else None)
+    x = x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+    try:
+        with one_thread(), own_randomness(0):
+            outputs = [out for out in tree_leaves(trial.train()(x)) if isinstance(out, Tensor) and out.requires_grad]
+            torch.autograd.backward(outputs, [torch.ones_like(out) for out in outputs])
+            with torch.inference_mode():
+                trial.eval()(x)
+    except Exception:  # whatever a user's module may raise; if it is another problem, training will say so
+        return False
+    return True
 
 
 @contextmanager
