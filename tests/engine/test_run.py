@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,15 +14,25 @@ from typing import Any
 import pytest
 
 import incofl
+from incofl.client import ClientRule, Local, Trained
 from incofl.config import load_config
+from incofl.engine.build import build
+from incofl.engine.federation import Federation
 from incofl.engine.records import RunFolder
+from incofl.engine.run import make_executor
+from incofl.engine.site import Simulated
 from incofl.errors import ConfigError, RunError
+from incofl.tensors import Tensors
 from tests.federations import tiny_config
 from tests.texts import text_config, write_shakespeare
 
 
 def final_state(folder: Path) -> bytes:
     return (folder / "checkpoint" / "state.safetensors").read_bytes()
+
+
+def with_client(federation: Federation, rule: ClientRule) -> Federation:
+    return dataclasses.replace(federation, method=dataclasses.replace(federation.method, client=rule))
 
 
 def comparable(folder: Path) -> list[dict[str, Any]]:
@@ -88,6 +99,31 @@ def test_a_natural_partition_may_leave_groups_unused(tmp_path: Path) -> None:
     known = RunFolder(tmp_path / "parts").load_partition(clients=6)
     assert known is not None
     assert [part.tolist() for part in known] == parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Boasting(ClientRule):
+    """One client sends a finite update whose squares are not."""
+
+    victim: tuple[int, ...]  # its labels
+
+    def finish(self, local: Local, trained: Trained) -> tuple[Tensors, Tensors]:
+        if local.given.labels is not None and tuple(local.given.labels.tolist()) == self.victim:
+            for value in trained.update.values():
+                value.mul_(1e20 / float(value.abs().max()))
+        return {}, {}
+
+
+def test_a_huge_update_is_rejected_by_name_and_the_run_goes_on(tmp_path: Path) -> None:
+    config = tiny_config("cohort=10", "rounds=2")
+    rule = Boasting(tuple(build(config).labels(3).tolist()))
+    site = Simulated(lambda config, folder: with_client(build(config), rule), make_executor)
+    assert incofl.run(config, tmp_path, site=site)["rejected"] == 2
+    for row in comparable(tmp_path):
+        (refusal,) = row["rejected"]
+        assert refusal["client"] == 3
+        assert re.match("client 3: its update of '.*' has values up to 1.0e\\+20, expected a norm", refusal["reason"])
+        assert row["accuracy"] > 0
 
 
 class Crash(BaseException):

@@ -4,17 +4,19 @@ The same code runs in this process and in worker processes, always with one torc
 they are divided over threads, and a turn must give the same bits everywhere.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from incofl.client import ClientInput, Upload, evaluate, measure_buffers, train
 from incofl.data import EVAL_BATCH, Examples, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
-from incofl.inputs import Inputs, map_inputs
+from incofl.inputs import Inputs, call, map_inputs
 from incofl.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
 from incofl.split import submodel
@@ -52,6 +54,7 @@ class Worker:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         self._modules: dict[int, nn.Module] = {}
+        self._layouts: dict[nn.Module, torch.memory_format] = {}
 
     def train(self, server: Server, job: Job, memory: Tensors | None = None, into: Upload | None = None) -> Upload:
         """One client's turn: cuts its slice out of the server, trains, and writes the result ``into`` tensors."""
@@ -112,8 +115,12 @@ class Worker:
         """The sub-model of a level, with the values of its last use."""
         if level not in self._modules:
             f = self._federation
-            module = submodel(f.model.template, f.model.layout, f.slice(level, round))
-            self._modules[level] = module.to(f.device).to(memory_format=layout_of(module))  # type: ignore[call-overload]
+            module = submodel(f.model.template, f.model.layout, f.slice(level, round)).to(f.device)
+            layout = layout_of(module)
+            if layout == torch.channels_last and not computes_channels_last(module, f.model.example(2)):
+                layout = torch.contiguous_format
+            self._modules[level] = module.to(memory_format=layout)  # type: ignore[call-overload]
+            self._layouts[module] = layout
             f.method.client.prepare(module, f.model.layout)
             if f.compile:
                 module.compile()  # happens at the first batch
@@ -124,7 +131,7 @@ class Worker:
 
         def moved(tensor: Tensor) -> Tensor:
             image = tensor.dim() == 4 and tensor.is_floating_point()
-            layout = layout_of(module) if image else torch.contiguous_format
+            layout = self._layouts[module] if image else torch.contiguous_format
             return tensor.to(self._federation.device, memory_format=layout)
 
         return map_inputs(moved, x)
@@ -148,6 +155,32 @@ def layout_of(module: nn.Module) -> torch.memory_format:
     )
     others = any(parameter.dim() > 4 for parameter in module.parameters())  # have no such layout
     return torch.contiguous_format if narrow or others or not convolutions else torch.channels_last
+
+
+def computes_channels_last(module: nn.Module, example: Inputs) -> bool:
+    """Whether a module can train and evaluate channels-last; ``x.view(len(x), -1)`` cannot. The module is not changed."""
+    trial = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for parameter in trial.parameters():
+        nn.init.constant_(parameter, 0.01)  # the same in every process
+    first = next(trial.parameters())
+
+    def zeros(like: Tensor) -> Tensor:
+        dtype = first.dtype if like.is_floating_point() else None
+        x = torch.zeros_like(like, device=first.device, dtype=dtype)
+        return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+    x = map_inputs(zeros, example)
+    try:
+        with one_thread(), own_randomness(0):
+            outputs = [
+                out for out in tree_leaves(call(trial.train(), x)) if isinstance(out, Tensor) and out.requires_grad
+            ]
+            torch.autograd.backward(outputs, [torch.ones_like(out) for out in outputs])
+            with torch.inference_mode():
+                call(trial.eval(), x)
+    except Exception:  # whatever a user's module may raise; if it is another problem, training will say so
+        return False
+    return True
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Gaussian noise: on uploads, to test how robust a method is, and on deep layers, as a baseline for InCo.
 
-Both are measured in standard deviations of what they disturb, tensor by tensor, as in the paper ("noise with standard
-deviations following the gradients"); its code for them is not published.
+Both are measured in standard deviations of what they disturb, over the elements of a tensor that moved, as in the paper
+("noise with standard deviations following the gradients"); its code for them is not published.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -63,7 +64,14 @@ class DeepNoise(Stateless):
 
 
 def add_noise_(tensor: torch.Tensor, share: float, rng: torch.Generator) -> float:
-    """Adds noise with ``share`` of the tensor's standard deviation, in place; returns its Frobenius norm."""
-    noise = torch.randn(tensor.shape, generator=rng).to(tensor).mul_(share * float(tensor.std(correction=0)))
+    """Adds noise with ``share`` of the standard deviation of what moved, in place; returns its Frobenius norm.
+
+    What is exactly zero did not move and gets no noise: of a 3x3 kernel on 1x1 feature maps only the centre is trained.
+    """
+    moved, wide = tensor != 0, tensor.to(torch.float64, copy=True)
+    count = max(int(moved.sum()), 1)
+    mean = float(wide.reshape(len(wide), -1).sum(1).sum()) / count  # row by row first, as in norm
+    deviation = norm(wide.sub_(mean).mul_(moved)) / math.sqrt(count)
+    noise = torch.randn(tensor.shape, generator=rng).to(tensor).mul_(share * deviation).mul_(moved)
     tensor.add_(noise)
     return norm(noise)
