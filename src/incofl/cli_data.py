@@ -1,29 +1,28 @@
-"""The command ``incofl data``: what data sets there are, what is in them, and whether their files are sound."""
+"""The command ``incofl data``: lists, shows, fetches and verifies data sets."""
 
 import dataclasses
 import json
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
 from rich import box
 from rich.table import Table
-from torch import Tensor
 
-from incofl.config import Config, load_config
-from incofl.data import DATASETS, Dataset, Source, find_source
-from incofl.data.verify import verify as check
-from incofl.display import make_console
-from incofl.engine.build import build_data, build_partition
-from incofl.errors import ConfigError, DataError
+from incofl.errors import ConfigError, DataError, needs_extra
 
 data_app = typer.Typer(help="Look at data sets, fetch them, check their files.", rich_markup_mode=None)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A data set (incofl data list).")]
 RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="The folder that holds the files (data.root).")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="A config key, e.g. data.alpha=0.1; repeatable."),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Draw samples and partition into this PNG file.")
+]
 ROOT = Path("data")
 FEW = 3  # texts that are shown
 MOST_SIZES = 10_000  # clients whose sizes are looked at: a virtual population has no end
@@ -38,51 +37,60 @@ def _start(context: typer.Context) -> None:
 @data_app.command("list")
 def list_(root: RootOption = ROOT) -> None:
     """List the data sets, and which of them are found in DIR."""
+    from incofl.data.manifests import PUBLISHED
+    from incofl.display import make_console
+
     table = _table("data set", "training", "test", "files", "what")
-    for name, source in DATASETS.items():
-        sizes = [f"{sum(counts):,}" if counts else "-" for counts in (source.published.train, source.published.test)]
-        table.add_row(name, *sizes, _presence(source, root.expanduser()), source.summary)
+    for name, published in PUBLISHED.items():
+        sizes = [f"{sum(counts):,}" if counts else "-" for counts in (published.train, published.test)]
+        presence = "found" if published.found(root.expanduser()) else "not found"
+        table.add_row(name, *sizes, presence if published.files else "embedded", published.summary)
     make_console().print(table)
 
 
 @data_app.command()
-def show(
-    name: NameArgument,
-    root: RootOption = ROOT,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help="A config key, e.g. data.alpha=0.1; repeatable."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Draw samples and partition into this PNG file.")
-    ] = None,
-) -> None:
+def show(name: NameArgument, root: RootOption = ROOT, set_: SetOption = None, out: OutOption = None) -> None:
     """Show what is in a data set, and who would hold what.
 
     Sizes, classes, the pipeline, and the division among clients, which is that of a run with the same config keys.
     """
+    from incofl.config import load_config
+    from incofl.data import find_source
+    from incofl.display import make_console
+    from incofl.engine.build import build_data, build_partition
+
     source = find_source(name)
-    if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"--out: got {str(out)!r}, expected a file that ends in .png, .svg or .pdf")
+    if out is not None:
+        if out.suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise ConfigError(f"--out: got {str(out)!r}, expected a file that ends in .png, .svg or .pdf")
+        with needs_extra("analysis", "--out"):
+            from incofl.data.pictures import draw
     place = [f"data.name={json.dumps(name)}", f"data.root={json.dumps(str(root))}"]
     config = load_config(None, [*place, *(set_ or [])])
     data = build_data(config)
     partition = build_partition(config, data)
     names = source.published.names or tuple(map(str, range(data.classes)))
     console = make_console()
-    shape = " x ".join(map(str, source.view(config.data.side).shape))
     console.print(f"{name}: {len(data.train):,} training and {len(data.test):,} test examples, {data.classes} classes")
-    console.print(f"a model sees {shape}; pipeline: {_pipeline(data.pipeline)}", soft_wrap=True)
+    shape = " x ".join(map(str, source.view(config.data.side).shape))
+    console.print(f"a model sees {shape}; pipeline: {_changed_fields(data.pipeline)}", soft_wrap=True)
     if data.train.y.dim() == 1:
-        console.print(_classes(data, names))
-    for text in data.train.x[:FEW] if source.decode is not None else ():
-        assert source.decode is not None
-        console.print(f"  {source.decode(text)!r}", soft_wrap=True)
-    division = _division(config, partition)
+        table = _table("class", "name", "training", "test")
+        for label in range(data.classes):
+            counts = (f"{int((part.y == label).sum()):,}" for part in (data.train, data.test))
+            table.add_row(str(label), names[label], *counts)
+        console.print(table)
+    if source.decode is not None:
+        for text in data.train.x[:FEW]:
+            console.print(f"  {source.decode(text)!r}", soft_wrap=True)
+    sizes = [len(own) for own in partition[:MOST_SIZES]]
+    skew = f" alpha {config.data.alpha:g}" if config.data.partition in ("dirichlet", "virtual") else ""
+    division = (
+        f"{config.data.partition}{skew}, {len(partition):,} clients with {min(sizes):,} to {max(sizes):,} examples, "
+        f"median {statistics.median(sizes):,g}, seed {config.seed}"
+    )
     console.print(division, soft_wrap=True)
     if out is not None:
-        from incofl.data.pictures import draw  # matplotlib takes its time
-
         out.expanduser().parent.mkdir(parents=True, exist_ok=True)
         draw(data, partition, names, f"{name}: {division}").savefig(out.expanduser(), dpi=110)
         console.print(f"picture in {out}", soft_wrap=True)
@@ -92,15 +100,16 @@ def show(
 def fetch(name: NameArgument, root: RootOption = ROOT) -> None:
     """Fetch a data set from the Hugging Face Hub.
 
-    It is written into DIR in its original format. Needs the extra hub (pip install 'incofl[hub]'). Runs themselves
-    never load anything over the network.
+    It is kept in DIR as NAME.safetensors. Needs the extra hub (pip install 'incofl[hub]'). Runs themselves never load
+    anything over the network.
     """
+    from incofl.data import find_source
     from incofl.data.hub import fetch as fetch_from_hub
 
     if not find_source(name).published.files:
         typer.echo(f"{name} is embedded: there is nothing to fetch")
-        return
-    for path in fetch_from_hub(name, root.expanduser(), lambda address: typer.echo(f"fetching {address}")):
+    else:
+        path = fetch_from_hub(name, root.expanduser(), lambda address: typer.echo(f"fetching {address}"))
         typer.echo(f"wrote {path}")
 
 
@@ -110,13 +119,15 @@ def verify(name: NameArgument, root: RootOption = ROOT) -> None:
 
     Reads everything, and compares sizes, class counts and checksums.
     """
-    checks = check(name, root.expanduser())
+    from incofl.data.verify import verify as run_checks
+    from incofl.display import make_console
+
+    checks = run_checks(name, root.expanduser())
     table = _table("what", "verdict", "found")
-    for entry in checks:
-        table.add_row(entry.what, entry.verdict, entry.note)
+    for check in checks:
+        table.add_row(check.what, check.verdict, check.note)
     make_console().print(table)
-    wrong = [entry.what for entry in checks if entry.verdict == "differs"]
-    if wrong:
+    if wrong := [check.what for check in checks if check.verdict == "differs"]:
         raise DataError(f"{name}: not as published: {', '.join(wrong)}; fetch it again unless you changed it yourself")
 
 
@@ -127,37 +138,12 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _presence(source: Source, root: Path) -> str:
-    if not source.published.files:
-        return "embedded"
-    return "found" if source.published.found(root) else "not found"
-
-
-def _classes(data: Dataset, names: Sequence[str]) -> Table:
-    table = _table("class", "name", "training", "test")
-    counts = [torch.bincount(part.y, minlength=data.classes).tolist() for part in (data.train, data.test)]
-    for label, (train, test) in enumerate(zip(*counts, strict=True)):
-        table.add_row(str(label), names[label], f"{train:,}", f"{test:,}")
-    return table
-
-
-def _pipeline(pipeline: Any) -> str:
-    """The fields that say something: those that differ from their defaults."""
-    fields = {f.name: (getattr(pipeline, f.name), f.default) for f in dataclasses.fields(pipeline)}
-    said = [f"{name} {_plain(value)}".strip() for name, (value, default) in fields.items() if value != default]
+def _changed_fields(pipeline: object) -> str:
+    """Names the fields of a pipeline that differ from their defaults."""
+    said = []
+    for field in dataclasses.fields(pipeline) if dataclasses.is_dataclass(pipeline) else ():
+        value = getattr(pipeline, field.name)
+        if value != field.default:
+            words = map(str, value) if isinstance(value, tuple) else [] if value is True else [str(value)]
+            said.append(" ".join((field.name, *words)))
     return ", ".join(said) or "as it is"
-
-
-def _plain(value: object) -> str:
-    if value is True:
-        return ""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _division(config: Config, partition: Sequence[Tensor]) -> str:
-    sizes = [len(own) for own in partition[:MOST_SIZES]]
-    skew = f" alpha {config.data.alpha:g}" if config.data.partition in ("dirichlet", "virtual") else ""
-    return (
-        f"{config.data.partition}{skew}, {len(partition):,} clients with {min(sizes):,} to {max(sizes):,} examples, "
-        f"median {statistics.median(sizes):,g}, seed {config.seed}"
-    )

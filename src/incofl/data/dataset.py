@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from torch import Generator, Tensor
 
-from incofl.data.published import Published
+from incofl.data.manifests import Published
 
 # Of one example as a model gets it: channels, height and width of an image; the length of a text.
 Shape = tuple[int, ...]
