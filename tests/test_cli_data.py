@@ -35,7 +35,7 @@ def test_show(incofl: Shell, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     for text in (
         "digits: 1,442 training and 355 test examples, 10 classes",
-        "a model sees 1 x 8 x 8; pipeline: maximum 16, mean 0.3048, std 0.3758",
+        "a model sees 1 x 8 x 8; pipeline: ImagePipeline(maximum=16, mean=(0.3048,), std=(0.3758,))",
         "dirichlet alpha 0.5, 7 clients with ",
         "seed 3",
     ):
@@ -49,7 +49,9 @@ def test_show(incofl: Shell, tmp_path: Path) -> None:
 def test_show_says_what_a_larger_model_sees(incofl: Shell) -> None:
     code, out, _ = incofl("data", "show", "digits", "--set", "data.side=16", "--set", "data.partition=iid")
     assert code == 0
-    assert "a model sees 1 x 16 x 16; pipeline: maximum 16, mean 0.3048, std 0.3758, resize 16" in out
+    assert (
+        "a model sees 1 x 16 x 16; pipeline: ImagePipeline(maximum=16, mean=(0.3048,), std=(0.3758,), resize=16)" in out
+    )
     assert "iid, 20 clients with 72 to 73 examples" in out
 
 

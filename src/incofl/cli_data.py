@@ -1,6 +1,5 @@
 """The command ``incofl data``: lists, shows, fetches and verifies data sets."""
 
-import dataclasses
 import json
 import statistics
 from pathlib import Path
@@ -73,7 +72,9 @@ def show(name: NameArgument, root: RootOption = ROOT, set_: SetOption = None, ou
     console = make_console()
     console.print(f"{name}: {len(data.train):,} training and {len(data.test):,} test examples, {data.classes} classes")
     shape = " x ".join(map(str, source.view(config.data.side).shape))
-    console.print(f"a model sees {shape}; pipeline: {_changed_fields(data.pipeline)}", soft_wrap=True)
+    kind = type(data.pipeline)
+    changed = [f"{key}={value}" for key, value in vars(data.pipeline).items() if value != getattr(kind, key, None)]
+    console.print(f"a model sees {shape}; pipeline: {kind.__name__}({', '.join(changed)})", soft_wrap=True)
     if data.train.y.dim() == 1:
         table = _table("class", "name", "training", "test")
         for label in range(data.classes):
@@ -136,14 +137,3 @@ def _table(*headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right" if heading in ("training", "test", "class") else "left")
     return table
-
-
-def _changed_fields(pipeline: object) -> str:
-    """Names the fields of a pipeline that differ from their defaults."""
-    said = []
-    for field in dataclasses.fields(pipeline) if dataclasses.is_dataclass(pipeline) else ():
-        value = getattr(pipeline, field.name)
-        if value != field.default:
-            words = map(str, value) if isinstance(value, tuple) else [] if value is True else [str(value)]
-            said.append(" ".join((field.name, *words)))
-    return ", ".join(said) or "as it is"

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from incofl.data import DATASETS, Examples, load_dataset
-from incofl.data.hub import REMOTES, fetch
+from incofl.data.hub import EXAMPLES, fetch
+from incofl.data.manifests import PUBLISHED
 from incofl.errors import DataError, IncoflError
 from tests.hub import Calls, Row, examples, expect, image_rows, serve, serve_small_svhn
 
@@ -41,7 +42,8 @@ def test_images_are_fetched_and_read_back(
     root = tmp_path / "new" / "data"
     assert fetch(name, root) == root / f"{name}.safetensors"
     assert [path.name for path in root.iterdir()] == [f"{name}.safetensors"]  # nothing half-written
-    assert calls == [(REMOTES[name].repository, REMOTES[name].subset, split, None) for split in parts]
+    hub = PUBLISHED[name].hub
+    assert calls == [(hub["repository"], hub.get("subset"), split, None) for split in parts]
     data = load_dataset(name, root)
     assert same(data.train, parts["train"])
     assert same(data.test, parts["test"])
@@ -143,6 +145,8 @@ def test_without_its_extra_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_every_data_set_with_files_can_be_fetched(tmp_path: Path) -> None:
-    assert {name for name, source in DATASETS.items() if source.published.files} == set(REMOTES)
+    for name, source in DATASETS.items():
+        assert bool(source.published.files) == bool(source.published.hub) == (name in EXAMPLES)
+    assert PUBLISHED["svhn"].hub == {"repository": "ufldl-stanford/svhn", "subset": "cropped_digits"}
     with pytest.raises(DataError, match="digits: got no place on the Hugging Face Hub, expected one of: mnist, "):
         fetch("digits", tmp_path)

@@ -48,8 +48,9 @@ def read_cache(path: Path, classes: int) -> Pair:
 
 def write_cache(path: Path, train: Examples, test: Examples, source: str) -> None:
     """Writes examples into a file, which appears only when it is complete."""
-    fields = [("train", *field) for field in vars(train).items()] + [("test", *field) for field in vars(test).items()]
-    tensors = {f"{split}.{name}": tensor.contiguous() for split, name, tensor in fields if tensor is not None}
+    named = {f"train.{field}": tensor for field, tensor in vars(train).items()}
+    named |= {f"test.{field}": tensor for field, tensor in vars(test).items()}
+    tensors = {name: tensor.contiguous() for name, tensor in named.items() if tensor is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.part")
     try:

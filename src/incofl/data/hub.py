@@ -6,7 +6,6 @@ Only ``incofl data fetch`` comes here: a run reads files and never loads anythin
 import importlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,50 +52,32 @@ def shakespeare(rows: Rows) -> Pair:
     return windows_of_roles("".join(row["text"] for row in rows("train", "validation", "test")), "shakespeare")
 
 
-@dataclass(frozen=True)
-class Remote:
-    """Where a data set is on the Hub, and how its rows become examples."""
-
-    repository: str
-    examples: Callable[[Rows], Pair]
-    subset: str | None = None
-    revision: str | None = None  # a branch of plain files, where the main one has a loading script
-
-    def rows(self, *splits: str) -> Iterator[Row]:
-        """Loads splits over the network or from the cache of ``datasets``."""
-        import datasets
-
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what matters of a failure is in its exception
-        for split in splits:
-            yield from datasets.load_dataset(self.repository, self.subset, split=split, revision=self.revision)
-
-
-REMOTES: dict[str, Remote] = {
-    "mnist": Remote("ylecun/mnist", partial(images, mode="L")),
-    "fashion-mnist": Remote("zalando-datasets/fashion_mnist", partial(images, mode="L")),
-    "cifar10": Remote("uoft-cs/cifar10", partial(images, column="img")),
-    "cinic10": Remote("flwrlabs/cinic10", images),
-    "svhn": Remote("ufldl-stanford/svhn", images, subset="cropped_digits"),
-    "sst2": Remote("stanfordnlp/sst2", sst2),
-    "imdb": Remote("stanfordnlp/imdb", imdb),
-    "shakespeare": Remote("karpathy/tiny_shakespeare", shakespeare, revision="refs/convert/parquet"),
+EXAMPLES: dict[str, Callable[[Rows], Pair]] = {
+    "mnist": partial(images, mode="L"),
+    "fashion-mnist": partial(images, mode="L"),
+    "cifar10": partial(images, column="img"),
+    "cinic10": images,
+    "svhn": images,
+    "sst2": sst2,
+    "imdb": imdb,
+    "shakespeare": shakespeare,
 }
 
 
 def fetch(name: str, root: Path, begin: Callable[[str], None] = lambda address: None) -> Path:
     """Loads a data set from the Hub and writes its cached copy under ``root``."""
     published = find_source(name).published
-    if name not in REMOTES:
-        raise DataError(f"{name}: got no place on the Hugging Face Hub, expected one of: {', '.join(REMOTES)}")
+    if not published.hub:
+        raise DataError(f"{name}: got no place on the Hugging Face Hub, expected one of: {', '.join(EXAMPLES)}")
     if found := published.found(root):
         raise DataError(f"{name}: {found[0]} is there already; look at it with: incofl data verify {name}")
     with needs_extra("hub", name):
         for package in ("datasets", "PIL"):  # before anything is done; PIL decodes images
             importlib.import_module(package)
-    address = f"https://huggingface.co/datasets/{REMOTES[name].repository}"
+    address = f"https://huggingface.co/datasets/{published.hub['repository']}"
     begin(address)
     try:
-        train, test = REMOTES[name].examples(REMOTES[name].rows)
+        train, test = EXAMPLES[name](partial(_load_rows, **published.hub))
     except IncoflError:
         raise
     except Exception as problem:  # a network can fail in any way
@@ -110,3 +91,12 @@ def fetch(name: str, root: Path, begin: Callable[[str], None] = lambda address: 
     path = root / published.files[0]
     write_cache(path, train, test, address)
     return path
+
+
+def _load_rows(*splits: str, repository: str, subset: str | None = None, revision: str | None = None) -> Iterator[Row]:
+    """Loads splits over the network or from the cache of ``datasets``."""
+    import datasets
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what matters of a failure is in its exception
+    for split in splits:
+        yield from datasets.load_dataset(repository, subset, split=split, revision=revision)

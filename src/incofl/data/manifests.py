@@ -1,4 +1,4 @@
-"""What is published of the data sets (``manifests.toml``): class names, class counts, checksums of the files."""
+"""What is published of the data sets (``manifests.toml``): places, class names, class counts, checksums."""
 
 import tomllib
 from dataclasses import dataclass, field
@@ -7,23 +7,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Published:
-    """What is known of a data set before it is read; everything may be unknown.
+    """What is known of a data set before it is read; everything may be unknown."""
 
-    Attributes:
-        summary: one line for lists of data sets.
-        files: patterns of its files under ``data.root``, the cached copy first; none: the data set is embedded.
-        names: names of the classes.
-        train: training examples of each class.
-        test: test examples of each class.
-        checksums: MD5 by file name.
-    """
-
-    summary: str = ""
-    files: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    train: tuple[int, ...] = ()
-    test: tuple[int, ...] = ()
-    checksums: dict[str, str] = field(default_factory=dict)
+    summary: str = ""  # one line for lists of data sets
+    files: tuple[str, ...] = ()  # patterns of its files under data.root, the cached copy first; none: it is embedded
+    names: tuple[str, ...] = ()  # names of the classes; none: numbers
+    train: tuple[int, ...] = ()  # training examples of each class
+    test: tuple[int, ...] = ()  # test examples of each class
+    hub: dict[str, str] = field(default_factory=dict)  # repository on the Hugging Face Hub, subset and revision
+    checksums: dict[str, str] = field(default_factory=dict)  # MD5 by file name
 
     def found(self, root: Path) -> list[Path]:
         """Those of its files that exist."""

@@ -42,7 +42,7 @@ def draw(data: Dataset, partition: Sequence[Tensor], names: Sequence[str], title
         for label, client in np.argwhere(counts) if len(shown) <= NUMBERED else ():
             colour = "white" if counts[label, client] > 0.6 * counts.max() else "black"
             last.text(client, label, str(counts[label, client]), ha="center", va="center", fontsize=6.5, color=colour)
-        last.set_yticks(range(data.classes), [] if pictured else names)
+        last.set_yticks(*(([],) if pictured else (range(data.classes), names)))
     if pictured:
         grid[0, 0].set_axis_off()
         grid[1, 0].imshow(mosaic(data), extent=(0, SAMPLES, data.classes, 0), aspect="auto", interpolation="nearest")
@@ -60,11 +60,12 @@ def draw(data: Dataset, partition: Sequence[Tensor], names: Sequence[str], title
 def mosaic(data: Dataset) -> np.ndarray:
     """Puts the first examples of each class side by side, a row for each class, with white lines between them."""
     assert isinstance(data.pipeline, ImagePipeline)
-    side = data.train.x.shape[2]
+    images = data.train.x
+    side = images.shape[2]
     tile = side + max(1, side // 16)
     result = np.ones((data.classes * tile, SAMPLES * tile, 3), dtype=np.float32)
     for label in range(data.classes):
         for column, at in enumerate(torch.nonzero(data.train.y == label).flatten()[:SAMPLES].tolist()):
             place = np.s_[label * tile : label * tile + side, column * tile : column * tile + side]
-            result[place] = data.train.x[at].permute(1, 2, 0).numpy() / data.pipeline.maximum  # grey in all channels
+            result[place] = images[at].permute(1, 2, 0).numpy() / data.pipeline.maximum  # grey in all channels
     return result

@@ -27,10 +27,9 @@ def verify(name: str, root: Path) -> list[Check]:
     """Reads a data set and compares it with what is published; unreadable files are an error."""
     source = find_source(name)
     published = source.published
-    parts = zip(
-        ("training examples", "test examples"), source.load(root), (published.train, published.test), strict=True
-    )
-    counts = [check_counts(what, part.y, expected) for what, part, expected in parts]
+    train, test = source.load(root)
+    counts = [check_counts("training examples", train.y, published.train)]
+    counts += [check_counts("test examples", test.y, published.test)]
     archives = [root / file for file in published.checksums if (root / file).is_file()]
     paths = dict.fromkeys([*published.found(root), *archives])
     return counts + [_check_file(path, str(path.relative_to(root)), published.checksums) for path in paths]
