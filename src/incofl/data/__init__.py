@@ -4,7 +4,7 @@ from incofl.data.batches import EVAL_BATCH, eval_batches, local_batches
 from incofl.data.dataset import AsStored, Data, Examples, Pipeline, Shape, Source, View, as_examples, source_of
 from incofl.data.partition import VirtualPartition, make_partition, natural_partition
 from incofl.data.pipeline import ImagePipeline, ImageViews, Texts, Tokens
-from incofl.data.sources import DATASETS, find_source, load_dataset
+from incofl.data.sources import DATASETS, find_source
 
 __all__ = [
     "DATASETS",
@@ -24,7 +24,6 @@ __all__ = [
     "as_examples",
     "eval_batches",
     "find_source",
-    "load_dataset",
     "local_batches",
     "make_partition",
     "natural_partition",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from incofl.data.published import Published
+from incofl.data.manifests import Published
 from incofl.errors import DataError
 from incofl.inputs import Inputs, map_inputs, num_examples
 
