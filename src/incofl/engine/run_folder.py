@@ -131,7 +131,7 @@ class RunFolder:
         except (ValueError, TypeError) as problem:
             raise RunError(f"{self.partition}: damaged ({problem}); delete the folder to start again") from None
         everything = torch.cat([torch.empty(0, dtype=torch.int64), *parts])
-        distinct = len(everything.unique()) == len(everything) and bool((everything >= 0).all())
+        distinct = len(set(everything.tolist())) == len(everything) and bool((everything >= 0).all())
         if len(parts) != clients or not distinct:  # a natural partition may leave examples out
             raise RunError(f"{self.partition}: damaged (not a partition among {clients} clients); delete the folder")
         return parts
