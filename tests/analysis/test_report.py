@@ -15,8 +15,8 @@ from incofl.analysis.report_fleet import cohorts
 from incofl.analysis.report_layers import coefficients, similarity
 from incofl.analysis.report_runs import read_groups
 from incofl.analysis.report_traffic import communication
-from incofl.engine.records import RunFolder
 from incofl.engine.run import run
+from incofl.engine.run_folder import RunFolder
 from tests.federations import tiny_config
 from tests.shell import Shell
 

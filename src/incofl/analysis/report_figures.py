@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from incofl.analysis.report_runs import Group, ReportedRun, Value
 from incofl.costs import human
-from incofl.engine.records import Row
+from incofl.engine.run_folder import Row
 
 Trace = dict[str, Any]
 

@@ -19,7 +19,7 @@ from incofl.analysis.report_figures import (
     over_rounds,
 )
 from incofl.analysis.report_runs import Group, ReportedRun, Sizes, Value
-from incofl.engine.records import Row
+from incofl.engine.run_folder import Row
 
 # Up to so many turns of clients are drawn one by one.
 DOTS = 4000

@@ -18,7 +18,7 @@ from incofl.analysis.report_figures import (
     percent,
 )
 from incofl.analysis.report_runs import Group, ReportedRun, Value
-from incofl.engine.records import Row
+from incofl.engine.run_folder import Row
 
 # A heat map has at most so many columns: a screen shows no more.
 COLUMNS = 120

@@ -12,7 +12,7 @@ from incofl.config import UNBOUND, Config
 from incofl.costs import Cost, costs
 from incofl.engine.build import build_method, build_model, build_splitter, client_levels
 from incofl.engine.federation import clients_by_level
-from incofl.engine.records import Row, RunFolder, summarise
+from incofl.engine.run_folder import Row, RunFolder, summarise
 from incofl.errors import IncoflError
 from incofl.methods import find_method
 from incofl.statistics import mean_and_half_width, tail

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from incofl.aggregate import Accumulator, Part
+from incofl.aggregate import Accumulator
 from incofl.analysis.runs import Run
 from incofl.analysis.smoothness import Array, Shape, describe, floor, quantiles, step
 from incofl.analysis.trials import SignTest, sign_test

@@ -12,7 +12,7 @@ from incofl.config import Config
 from incofl.costs import human
 from incofl.engine.build import split_kind
 from incofl.engine.federation import Federation
-from incofl.engine.records import Row
+from incofl.engine.run_folder import Row
 
 # Columns that a narrow terminal can do without, the first to be left out first.
 OPTIONAL = ("level ", "last round", "wins")

@@ -32,8 +32,8 @@ def run(
     from incofl.cli.plan import make_plan
     from incofl.config import load_config
     from incofl.costs import human
-    from incofl.engine.records import RunFolder
     from incofl.engine.run import run as run_federation
+    from incofl.engine.run_folder import RunFolder
 
     if resume and out is None:
         raise ConfigError("--resume: got no --out, expected the folder of the run to continue")

@@ -19,8 +19,8 @@ import torch
 from incofl.config import Config
 from incofl.engine.build import build_method, build_model, build_splitter
 from incofl.engine.checkpoint import atomic_write
-from incofl.engine.records import RunFolder
 from incofl.engine.run import Progress, run
+from incofl.engine.run_folder import RunFolder
 from incofl.statistics import Difference, mean_and_half_width, paired, tail, tail_mean, tail_name
 
 CURVE = ("round", "accuracy", "accuracy_by_level", "loss", "test_loss")  # what comparison.json keeps of an evaluation
