@@ -7,8 +7,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "incofl"
 
 # Each room may import from the rooms above it in this list (and from itself).
 ORDER = [
-    ["errors", "statistics"],
-    ["tensors", "seeds"],
+    ["errors", "statistics", "imports"],
+    ["tensors", "seeds", "inputs", "options"],
     ["layout"],
     ["split", "inco"],
     ["infer"],

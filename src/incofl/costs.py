@@ -26,6 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from incofl.client import LocalSettings
 from incofl.config import read_toml
 from incofl.errors import ConfigError, nearest
+from incofl.inputs import Inputs, call
 from incofl.method import Method
 from incofl.models import Model
 from incofl.server import Server
@@ -60,21 +61,21 @@ class Cost:
     memory: int
 
 
-PLAIN = Method("plain", "adds nothing to the model that is sent and held")
+PLAIN = Method("plain")
 
 
 def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
     """Returns the cost of each level, smallest first."""
-    ratios = getattr(splitter, "ratios", None) or (1.0,) * len(splitter.depths)
     found = []
-    for level, (depth, width) in enumerate(zip(splitter.depths, ratios, strict=True)):
+    for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
         slice_ = splitter.slice(model.layout, level, 0)
         module = submodel(model.template, model.layout, slice_).to("meta")
         unroll(module)
         parameters = sum(math.prod(slice_.shapes[name]) for name in model.layout.parameters & slice_.shapes.keys())
         transfer, overhead = slice_.num_bytes(model.initial), method_overhead(model, slice_, level, method)
         # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
-        copies = 3 + (2 if settings.optimizer == "adam" else int(settings.momentum > 0))
+        copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
+        frozen = sum(math.prod(slice_.shapes[name]) for name in slice_.frozen)
         activations = activation_bytes(module, model.example(settings.batch_size))
         cost = Cost(
             level=level,
@@ -84,7 +85,7 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
             macs=count_macs(module, model.example(1)),
             bytes_down=transfer + overhead.received,
             bytes_up=transfer + overhead.uploaded,
-            memory=copies * 4 * parameters + activations + overhead.held,
+            memory=4 * (copies * parameters + frozen) + activations + overhead.held,
         )
         found.append(cost)
     return found
@@ -105,7 +106,7 @@ def method_overhead(model: Model, slice_: Slice, level: int, method: Method) -> 
     state = {name: value.to("meta") for name, value in model.initial.items()}
     with torch.device("meta"):
         server = method.server.start(Server(layout, state, population={level: (slice_, 1)}))
-        sent = method.server.sent(server, level)
+        sent = method.server.extra_for_client(server, level)
     uploaded, *held = (
         slice_.num_bytes({name: state[name] for name in names})
         for names in (client.extra(layout), *client.held(layout))
@@ -113,11 +114,11 @@ def method_overhead(model: Model, slice_: Slice, level: int, method: Method) -> 
     return MethodOverhead(slice_.num_bytes(sent), uploaded, sum(held))
 
 
-def count_macs(module: nn.Module, example: Tensor) -> int:
+def count_macs(module: nn.Module, example: Inputs) -> int:
     """Counts the multiply-accumulates of convolutions and matrix products, attention included, in one forward pass."""
     module.eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        module(example)
+        call(module, example)
     return int(counter.get_total_flops()) // 2  # a multiplication and an addition each
 
 
@@ -143,7 +144,7 @@ def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Ten
     return x, (torch.stack(states), torch.stack(cells))
 
 
-def activation_bytes(module: nn.Module, batch: Tensor) -> int:
+def activation_bytes(module: nn.Module, batch: Inputs) -> int:
     """Counts the bytes that autograd keeps for the backward pass of one batch, without the parameters."""
     own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
     kept: dict[int, Tensor] = {}  # as long as a tensor is held, the address of its storage is not used again
@@ -155,7 +156,7 @@ def activation_bytes(module: nn.Module, batch: Tensor) -> int:
 
     module.train()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        module(batch)
+        call(module, batch)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 

@@ -23,6 +23,10 @@ def test_list(incofl: Shell, tmp_path: Path) -> None:
     assert "embedded" in rows["digits"]
     assert "not found" in rows["cifar10"]
     assert "73,257   26,032   found" in rows["svhn"]
+    assert "not found" in rows["imdb"]
+    (tmp_path / "imdb.safetensors").touch()
+    _, out, _ = incofl("data", "list", "--root", tmp_path)
+    assert [line.split()[3] for line in out.splitlines() if line.split()[:1] == ["imdb"]] == ["found"]
 
 
 def test_show(incofl: Shell, tmp_path: Path) -> None:
@@ -31,7 +35,7 @@ def test_show(incofl: Shell, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     for text in (
         "digits: 1,442 training and 355 test examples, 10 classes",
-        "a model sees 1 x 8 x 8; pipeline: maximum 16, mean 0.3048, std 0.3758",
+        "a model sees 1 x 8 x 8; pipeline: ImagePipeline(maximum=16, mean=(0.3048,), std=(0.3758,))",
         "dirichlet alpha 0.5, 7 clients with ",
         "seed 3",
     ):
@@ -45,7 +49,9 @@ def test_show(incofl: Shell, tmp_path: Path) -> None:
 def test_show_says_what_a_larger_model_sees(incofl: Shell) -> None:
     code, out, _ = incofl("data", "show", "digits", "--set", "data.side=16", "--set", "data.partition=iid")
     assert code == 0
-    assert "a model sees 1 x 16 x 16; pipeline: maximum 16, mean 0.3048, std 0.3758, resize 16" in out
+    assert (
+        "a model sees 1 x 16 x 16; pipeline: ImagePipeline(maximum=16, mean=(0.3048,), std=(0.3758,), resize=16)" in out
+    )
     assert "iid, 20 clients with 72 to 73 examples" in out
 
 
@@ -56,20 +62,25 @@ def test_show_a_virtual_population(incofl: Shell, tmp_path: Path) -> None:
     assert "1,000,000 clients with 8 to 8 examples" in out
 
 
-def test_fetch_and_verify(incofl: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_verify_and_show(incofl: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve_small_svhn(monkeypatch)
     code, out, err = incofl("data", "fetch", "svhn", "--root", tmp_path)
     assert (code, err) == (0, "")
-    assert "fetching https://huggingface.co/datasets/ufldl-stanford/svhn" in out
-    assert f"wrote {tmp_path / 'svhn' / 'train_32x32.mat'}" in out
+    path = tmp_path / "svhn.safetensors"
+    assert out == f"fetching https://huggingface.co/datasets/ufldl-stanford/svhn\nwrote {path}\n"
     code, out, err = incofl("data", "verify", "svhn", "--root", tmp_path)
     assert (code, err) == (0, "")
     assert "40, 4 of each class" in out
-    (tmp_path / "svhn.fetched.json").unlink()
+    code, out, err = incofl("data", "show", "svhn", "--root", tmp_path, "--set", "data.clients=2")
+    assert (code, err) == (0, "")
+    assert "svhn: 40 training and 20 test examples, 10 classes" in out
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
     code, out, err = incofl("data", "verify", "svhn", "--root", tmp_path)
     assert (code, err.count("\n")) == (2, 1)
-    assert "svhn: not as published: svhn/test_32x32.mat, svhn/train_32x32.mat; fetch it again" in err
-    assert "expected e26dedcc434d2e4c54c9b2d4a06d8373" in out
+    assert "svhn: not as published: svhn.safetensors; fetch it again" in err
+    assert "not as fetched from https://huggingface.co" in out
 
 
 def test_embedded_data_need_no_files(incofl: Shell) -> None:
@@ -90,13 +101,14 @@ def test_help(incofl: Shell) -> None:
     ("arguments", "message"),
     [
         (["show", "svnh"], "data.name: got 'svnh'; did you mean 'svhn'?"),
-        (["show", "svhn"], "svhn: no train_32x32.mat or test_32x32.mat in"),
+        (["show", "svhn"], "svhn: no svhn/train_32x32.mat or train_32x32.mat in"),
         (["show", "digits", "-o", "picture"], "--out: got 'picture', expected a file that ends in .png"),
         (["show", "digits", "--set", "data.alpha=0"], "data.alpha: got 0, expected a number > 0"),
-        (["verify", "cinic10"], "cinic10: no folder cinic-10"),
-        (["verify", "mnist"], "mnist: no folder mnist in"),
+        (["show", "digits", "-o", "p.png"], "--out: needs matplotlib; try: pip install 'incofl[analysis]'"),
+        (["verify", "cinic10"], "cinic10: no cinic-10/train/airplane or "),
+        (["verify", "mnist"], "mnist: no mnist or MNIST/raw in"),
         (["fetch", "cifar"], "data.name: got 'cifar'; did you mean 'cifar10'?"),
-        (["fetch", "cifar10"], "cifar10: the package datasets is not installed; pip install 'incofl[hub]', or put"),
+        (["fetch", "cifar10"], "cifar10: needs datasets; try: pip install 'incofl[hub]'\n"),
         (["fetsch"], "No such command 'fetsch'"),
     ],
 )
@@ -108,13 +120,16 @@ def test_bad_input_is_one_line_and_exit_code_2(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "incofl.data.pictures", raising=False)
+    for package in ("datasets", "matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, package, None)  # as if they were not installed
     code, out, err = incofl("data", *arguments)
     assert code == 2
+    assert list(tmp_path.iterdir()) == []
     assert message in err
     assert err.startswith("incofl: ")
     assert err.count("\n") == 1
-    assert "Traceback" not in out + err
+    assert out == ""
 
 
 def test_samples_stand_in_the_row_of_their_class() -> None:

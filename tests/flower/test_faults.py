@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Array, Context, Error, Message, MessageType
@@ -52,6 +53,10 @@ def nan(content: Any) -> None:
     content["update"]["head.bias"] = Array(values)
 
 
+def huge(content: Any) -> None:
+    content["update"]["head.bias"] = Array(content["update"]["head.bias"].numpy() * 0 - np.float32(1e20))
+
+
 def replayed(content: Any) -> None:
     content["report"]["round"] = 7
 
@@ -61,6 +66,7 @@ def replayed(content: Any) -> None:
     [
         (garbage, "client 1: node 1001: update 'head.weight' has 10000000 bytes of 'numpy.ndarray', its slice expects"),
         (nan, "client 1: its update is not finite"),
+        (huge, "client 1: its update of 'head.bias' has values up to 1.0e+20, expected a norm of at most 1e+15"),
         (replayed, "client 1: node 1001: it replies for round 7, expected 0"),
         (lambda content: content.pop("extra"), "client 1: node 1001: the reply lacks 'extra'"),
     ],

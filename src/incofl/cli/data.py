@@ -1,15 +1,14 @@
-"""The command ``incofl data``: what data sets there are, what is in them, and whether their files are sound."""
+"""The command ``incofl data``: lists, shows, fetches and verifies data sets."""
 
-import dataclasses
 import json
 import statistics
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import incofl.cli.arguments as arg
-from incofl.errors import ConfigError, DataError
+from incofl.errors import ConfigError, DataError, needs_extra
 
 data_app = typer.Typer(help="Look at data sets, fetch them, check their files.", rich_markup_mode=None)
 data_app.callback(invoke_without_command=True)(arg.show_help)
@@ -25,13 +24,13 @@ MOST_SIZES = 10_000  # clients whose sizes are looked at: a virtual population h
 def list_(root: Root = ROOT) -> None:
     """List the data sets, and which of them are found in DIR."""
     from incofl.cli.display import make_console, print_table
-    from incofl.data import DATASETS
+    from incofl.data.manifests import PUBLISHED
 
     lines = [["data set", "training", "test", "files", "what"]]
-    for name, source in DATASETS.items():
-        sizes = [f"{sum(counts):,}" if counts else "-" for counts in (source.published.train, source.published.test)]
-        presence = "found" if source.published.found(root.expanduser()) else "not found"
-        lines.append([name, *sizes, presence if source.published.files else "embedded", source.summary])
+    for name, published in PUBLISHED.items():
+        sizes = [f"{sum(counts):,}" if counts else "-" for counts in (published.train, published.test)]
+        presence = "found" if published.found(root.expanduser()) else "not found"
+        lines.append([name, *sizes, presence if published.files else "embedded", published.summary])
     print_table(make_console(), lines)
 
 
@@ -54,22 +53,26 @@ def show(
     from incofl.engine.build import build_data, build_partition
 
     source = find_source(name)
-    if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"--out: got {str(out)!r}, expected a file that ends in .png, .svg or .pdf")
+    if out is not None:
+        if out.suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise ConfigError(f"--out: got {str(out)!r}, expected a file that ends in .png, .svg or .pdf")
+        with needs_extra("analysis", "--out"):
+            from incofl.data.pictures import draw
     config = load_config(None, [f"data.root={json.dumps(str(root))}", *arg.overrides(set_, data=name)])
     data = build_data(config)
     partition = build_partition(config, data)
-    names = source.published.names or tuple(map(str, range(data.classes)))
+    names = source.published.names or tuple(map(str, range(source.classes)))
     console = make_console()
-    shape = " x ".join(map(str, source.view(config.data.side).shape))
     console.print(f"{name}: {len(data.train):,} training and {len(data.test):,} test examples, {data.classes} classes")
-    console.print(f"a model sees {shape}; pipeline: {_pipeline(data.pipeline)}", soft_wrap=True)
+    shape = " x ".join(map(str, source.view(config.data.side).shape))
+    kind = type(data.pipeline)
+    changed = [f"{key}={value}" for key, value in vars(data.pipeline).items() if value != getattr(kind, key, None)]
+    console.print(f"a model sees {shape}; pipeline: {kind.__name__}({', '.join(changed)})", soft_wrap=True)
     if data.train.y.dim() == 1:
         lines = [["class", "name", "training", "test"]]
         for label, named in enumerate(names):
-            lines.append(
-                [str(label), named, *(f"{int((part.y == label).sum()):,}" for part in (data.train, data.test))]
-            )
+            counts = [f"{int((part.y == label).sum()):,}" for part in (data.train, data.test)]
+            lines.append([str(label), named, *counts])
         print_table(console, lines)
     if source.decode is not None:
         for text in data.train.x[:FEW]:
@@ -82,8 +85,6 @@ def show(
     )
     console.print(division, soft_wrap=True)
     if out is not None:
-        from incofl.data.pictures import draw
-
         out.expanduser().parent.mkdir(parents=True, exist_ok=True)
         draw(data, partition, names, f"{name}: {division}").savefig(out.expanduser(), dpi=110)
         console.print(f"picture in {out}", soft_wrap=True)
@@ -93,16 +94,16 @@ def show(
 def fetch(name: Name, root: Root = ROOT) -> None:
     """Fetch a data set from the Hugging Face Hub.
 
-    It is written into DIR in its original format. Needs the extra hub (pip install 'incofl[hub]'). Runs themselves
-    never load anything over the network.
+    It is kept in DIR as NAME.safetensors. Needs the extra hub (pip install 'incofl[hub]'). Runs themselves never load
+    anything over the network.
     """
     from incofl.data import find_source
     from incofl.data.hub import fetch as fetch_from_hub
 
     if not find_source(name).published.files:
         typer.echo(f"{name} is embedded: there is nothing to fetch")
-        return
-    for path in fetch_from_hub(name, root.expanduser(), lambda address: typer.echo(f"fetching {address}")):
+    else:
+        path = fetch_from_hub(name, root.expanduser(), lambda address: typer.echo(f"fetching {address}"))
         typer.echo(f"wrote {path}")
 
 
@@ -113,19 +114,10 @@ def verify(name: Name, root: Root = ROOT) -> None:
     Reads everything, and compares sizes, class counts and checksums.
     """
     from incofl.cli.display import make_console, print_table
-    from incofl.data.verify import verify as check
+    from incofl.data.verify import verify as run_checks
 
-    checks = check(name, root.expanduser())
-    lines = [[entry.what, entry.verdict, entry.note] for entry in checks]
+    checks = run_checks(name, root.expanduser())
+    lines = [[check.what, check.verdict, check.note] for check in checks]
     print_table(make_console(), [["what", "verdict", "found"], *lines])
-    wrong = [entry.what for entry in checks if entry.verdict == "differs"]
-    if wrong:
+    if wrong := [check.what for check in checks if check.verdict == "differs"]:
         raise DataError(f"{name}: not as published: {', '.join(wrong)}; fetch it again unless you changed it yourself")
-
-
-def _pipeline(pipeline: Any) -> str:
-    """Describes the fields that differ from their defaults."""
-    fields = {f.name: getattr(pipeline, f.name) for f in dataclasses.fields(pipeline)}
-    changed = {f.name: fields[f.name] for f in dataclasses.fields(pipeline) if fields[f.name] != f.default}
-    words = {name: value if isinstance(value, tuple) else (value,) for name, value in changed.items()}
-    return ", ".join(" ".join([name, *(str(word) for word in words[name] if word is not True)]) for name in words)

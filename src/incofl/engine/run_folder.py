@@ -3,11 +3,11 @@
 config.toml               the resolved config
 environment.json          versions, machine, commit
 partition.json            the examples of each client
-metrics.jsonl             a line a round
+metrics.jsonl             a line for each round
 summary.json              the result
 trace.json                a timeline, with engine.trace
 tensorboard/              event files, with record.tensorboard
-nodes.json                which node is which client and what it can do, of a run on Flower
+nodes.json                which node is which client and what it can do, for a run on Flower
 checkpoint/state.safetensors   the server after the last finished round
 checkpoint/clients/            what clients remember, for methods that need it
 snapshots/round-000010.safetensors   the server after earlier rounds, with record.every or record.window
@@ -18,10 +18,11 @@ import fcntl
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,32 +33,28 @@ from torch import Tensor
 
 from incofl.config import UNBOUND, Config, make_config, read_toml
 from incofl.engine.checkpoint import atomic_write, write_json
+from incofl.engine.federation import Federation
 from incofl.errors import RunError
 from incofl.statistics import tail_mean
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Paths and records of one run."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """The resolved config."""
-        return self.path / "config.toml"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The state after the last finished round."""
-        return self.path / "checkpoint" / "state.safetensors"
-
-    @property
-    def memories(self) -> Path:
-        """What clients remember, for methods that need it."""
-        return self.path / "checkpoint" / "clients"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.environment = path / "environment.json"
+        self.partition = path / "partition.json"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self.trace = path / "trace.json"
+        self.tensorboard = path / "tensorboard"
+        self.nodes = path / "nodes.json"
+        self.checkpoint = path / "checkpoint" / "state.safetensors"
+        self.memories = path / "checkpoint" / "clients"
 
     def snapshot(self, round: int) -> Path:
         """The state after some earlier round, with ``record``."""
@@ -70,72 +67,40 @@ class RunFolder:
         }
         return dict(sorted(found.items()))
 
-    @property
-    def metrics(self) -> Path:
-        """A line a round."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def partition(self) -> Path:
-        """The examples of each client."""
-        return self.path / "partition.json"
-
-    @property
-    def summary(self) -> Path:
-        """The result."""
-        return self.path / "summary.json"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, machine, commit."""
-        return self.path / "environment.json"
-
-    @property
-    def nodes(self) -> Path:
-        """The nodes of a run on Flower."""
-        return self.path / "nodes.json"
-
-    @property
-    def trace(self) -> Path:
-        """The timeline, with ``engine.trace``."""
-        return self.path / "trace.json"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Event files, with ``record.tensorboard``."""
-        return self.path / "tensorboard"
-
     def check(self, config: Config, resume: bool) -> None:
         """Refuses a folder in which this run must not be started or continued."""
         try:
             occupied = self.config.exists()
             stray = not occupied and (self.checkpoint.exists() or self.metrics.exists())
         except OSError as problem:
-            raise RunError(f"{self.path}: cannot be read ({problem.strerror}); choose another --out") from None
+            raise RunError(f"{self.path}: cannot be read ({problem.strerror}); choose another folder") from None
         if stray:
-            raise RunError(f"{self.path}: holds records but no config.toml; choose another --out")
+            raise RunError(f"{self.path}: holds records but no config.toml; choose another folder")
         if not occupied:
             return
-        theirs = make_config(read_toml(self.config))
+        theirs = make_config(read_toml(self.config), **config.objects)
         if theirs.digest() != config.digest():
             difference = _difference(theirs, config)
-            raise RunError(f"{self.path}: holds a run with another config ({difference}); choose another --out")
+            raise RunError(f"{self.path}: holds a run with another config ({difference}); choose another folder")
         if not resume:
-            raise RunError(f"{self.path}: holds this run already; continue it with --resume or choose another --out")
+            raise RunError(
+                f"{self.path}: holds this run already; continue it (--resume, or resume=True in Python) or choose "
+                "another folder"
+            )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """The folder, for this process alone; it is made if it is not there."""
+        """Locks the folder for this process; creates it if necessary."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("w")
         except OSError as problem:
-            raise RunError(f"{self.path}: cannot be written ({problem.strerror}); choose another --out") from None
+            raise RunError(f"{self.path}: cannot be written ({problem.strerror}); choose another folder") from None
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise RunError(f"{self.path}: another process is running in it; choose another --out") from None
+                raise RunError(f"{self.path}: another process is running in it; choose another folder") from None
             yield
 
     def save_config(self, config: Config) -> None:
@@ -165,8 +130,9 @@ class RunFolder:
             parts = [torch.tensor(part, dtype=torch.int64) for part in json.loads(self.partition.read_text())]
         except (ValueError, TypeError) as problem:
             raise RunError(f"{self.partition}: damaged ({problem}); delete the folder to start again") from None
-        everything = torch.cat([torch.empty(0, dtype=torch.int64), *parts]).sort().values
-        if len(parts) != clients or not torch.equal(everything, torch.arange(len(everything))):
+        everything = torch.cat([torch.empty(0, dtype=torch.int64), *parts])
+        distinct = len(set(everything.tolist())) == len(everything) and bool((everything >= 0).all())
+        if len(parts) != clients or not distinct:  # a natural partition may leave examples out
             raise RunError(f"{self.partition}: damaged (not a partition among {clients} clients); delete the folder")
         return parts
 
@@ -206,8 +172,16 @@ def _difference(theirs: Config, ours: Config) -> str:
     return f"{key} is {a.get(key)!r} there, {b[key]!r} here"
 
 
-def summarise(rows: list[Row], config: Config, levels: list[int], status: str) -> dict[str, Any]:
+def new_folder(config: Config) -> Path:
+    """A new folder for a run, named by its method, its data and the time."""
+    data, method = (re.sub(r"[^\w.+-]+", "-", name) for name in (config.data.name, config.method))
+    return Path("runs") / f"{method}-{data}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def summarise(rows: list[Row], config: Config, federation: Federation, status: str) -> dict[str, Any]:
     """The result of a run: last round, mean of the evaluations by which it is judged, totals."""
+    task = federation.task
+    best = max if task.all_metrics[task.first].higher_is_better else min
     evaluated = [row for row in rows if row["accuracy"] is not None]
     last = evaluated[-1] if evaluated else None
     return {
@@ -215,11 +189,12 @@ def summarise(rows: list[Row], config: Config, levels: list[int], status: str) -
         "method": config.method,
         "seed": config.seed,
         "rounds": len(rows),
-        "levels": levels,
+        "levels": federation.levels_in_use,
+        "metric": task.first,
         "accuracy": last and last["accuracy"],
         "accuracy_by_level": last and last["accuracy_by_level"],
         "accuracy_last_ten": tail_mean(evaluated) if evaluated else None,
-        "accuracy_best": max((row["accuracy"] for row in evaluated), default=None),
+        "accuracy_best": best((row["accuracy"] for row in evaluated), default=None),
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "bytes_down": sum(row["bytes_down"] for row in rows),
         "rejected": sum(len(row["rejected"]) for row in rows),

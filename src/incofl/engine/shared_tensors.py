@@ -18,8 +18,8 @@ _ALIGNMENT = 64  # a cache line
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Where a tensor lies in an arena."""
+class TensorSpec:
+    """Where a tensor lies in a row of bytes, and what it is."""
 
     offset: int
     shape: tuple[int, ...]
@@ -28,43 +28,45 @@ class Entry:
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """Size of the tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def end(self) -> int:
-        """Where its last byte is followed by others."""
+        """Offset of the first byte after it."""
         return self.offset + self.num_bytes
 
 
-class Block:
+Specs = dict[str, TensorSpec]
+
+
+class TensorBytes:
     """Tensors in a row of bytes."""
 
     def __init__(self, data: Tensor) -> None:
-        """The tensors in ``data``, whose elements are bytes."""
         self.bytes = data
 
-    def view(self, entry: Entry) -> Tensor:
-        """The tensor at an entry."""
-        flat = self.bytes[entry.offset : entry.end].view(entry.dtype)
-        if entry.channels_last:
-            n, c, h, w = entry.shape
+    def view(self, spec: TensorSpec) -> Tensor:
+        """The tensor of a specification, sharing memory."""
+        flat = self.bytes[spec.offset : spec.end].view(spec.dtype)
+        if spec.channels_last:
+            n, c, h, w = spec.shape
             return flat.view(n, h, w, c).permute(0, 3, 1, 2)
-        return flat.view(entry.shape)
+        return flat.view(spec.shape)
 
-    def views(self, entries: Mapping[str, Entry]) -> Tensors:
-        """All tensors of a table of entries."""
-        return {name: self.view(entry) for name, entry in entries.items()}
+    def views(self, specs: Mapping[str, TensorSpec]) -> Tensors:
+        """The tensors of several specifications."""
+        return {name: self.view(spec) for name, spec in specs.items()}
 
 
-class Arena(Block):
-    """A block of shared memory, reached through a file descriptor that child processes inherit.
+class SharedTensors(TensorBytes):
+    """Shared memory behind a file descriptor that child processes inherit.
 
-    The file behind it has no name: it disappears with the last process that has it open, however that one ends.
+    The file has no name: it disappears with the last process that has it open, however that process ends.
     """
 
     def __init__(self, num_bytes: int = 0, fd: int | None = None) -> None:
-        """Makes a new block of ``num_bytes``, or opens the one behind an inherited ``fd``."""
+        """Makes new memory of ``num_bytes``, or opens that behind an inherited ``fd``."""
         if fd is None:
             memory = Path("/dev/shm")
             fd, name = tempfile.mkstemp(dir=memory if memory.is_dir() else None)
@@ -75,11 +77,11 @@ class Arena(Block):
         super().__init__(torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8))
 
 
-def place(tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]], start: int = 0) -> tuple[dict[str, Entry], int]:
-    """A table of entries for tensors laid out one after the other, and where the next would start."""
-    table: dict[str, Entry] = {}
+def arrange(tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]], start: int = 0) -> tuple[Specs, int]:
+    """Specifications of tensors laid out one after the other, and the offset at which the next would start."""
+    specs: Specs = {}
     for name, shape, dtype in tensors:
         last = memory_format(len(shape)) == torch.channels_last and dtype.is_floating_point
-        table[name] = Entry(start, tuple(shape), dtype, last)
-        start += -(-table[name].num_bytes // _ALIGNMENT) * _ALIGNMENT
-    return table, start
+        specs[name] = TensorSpec(start, tuple(shape), dtype, last)
+        start += -(-specs[name].num_bytes // _ALIGNMENT) * _ALIGNMENT
+    return specs, start
