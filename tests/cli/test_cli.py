@@ -309,7 +309,7 @@ def test_help(incofl: Shell) -> None:
     code, out, _ = incofl("run", "--help")
     assert all(option in out for option in ("--method", "--set", "--out", "--resume", "--devices"))
     code, out, _ = incofl("--version")
-    assert (code, out) == (0, "incofl 0.1.0\n")
+    assert (code, out) == (0, "incofl 0.2.0\n")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from incofl.analysis.runs import Run
 from incofl.analysis.similarity import similarity
 from incofl.analysis.updates import layers, shallow_smoother, update_rounds
 from incofl.engine.checkpoint import write_json
-from incofl.engine.records import environment
+from incofl.engine.run_folder import environment
 from incofl.statistics import correlation, paired, tail_mean
 from incofl.studies.compare import evaluations, folder_of, markdown, plus_minus
 from incofl.studies.reproduce import verdict_of
