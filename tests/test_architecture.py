@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "incofl"
 # Each room may import from the rooms above it in this list (and from itself).
 ORDER = [
     ["errors"],
-    ["tensors", "seeds"],
+    ["tensors", "seeds", "inputs", "imports"],
     ["layout"],
     ["split", "inco"],
     ["infer"],

@@ -108,7 +108,7 @@ def deep(depth): return nn.Linear(5, 10)
         ("crooked", "model.name: {}:crooked fails on a batch of shape (3, 1, 8, 8): RuntimeError: "),
         ("asks", "model.name: {}:asks needs 'frequency': expected among shape, classes, vocabulary, sequence, width, "),
         ("deep", "model.name: {}:deep needs 'depth': set model.depth, or give it a default"),
-        ("", "model.name: got '{}:', expected package.module:factory"),
+        ("", "model.name: got '{}:', expected package.module:attribute"),
     ],
 )
 def test_what_is_wrong_with_a_factory(write: Any, factory: str, line: str) -> None:

@@ -1,17 +1,15 @@
 """Models of the user's own, named ``package.module:factory`` in a config."""
 
 import copy
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from incofl.errors import ConfigError, IncoflError, nearest
+from incofl.errors import ConfigError, IncoflError
+from incofl.imports import describe, load_attribute
 from incofl.layout import Layout
 
 # What a factory may ask for by the names of its parameters; those of the config's model section can be left out there.
@@ -29,7 +27,7 @@ def make_custom(name: str, options: Any) -> tuple[nn.Module, Layout]:
     except IncoflError:
         raise
     except Exception as problem:
-        raise ConfigError(f"model.name: {name} failed: {_words(problem)}") from problem
+        raise ConfigError(f"model.name: {name} failed: {describe(problem)}") from problem
     module, layout = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module) or not isinstance(layout, Layout | None):
         raise ConfigError(
@@ -52,26 +50,7 @@ def name_factory(factory: Callable[..., Any]) -> str:
 
 
 def _find(name: str) -> Callable[..., Any]:
-    if name in _given:
-        return _given[name]
-    path, _, attribute = name.partition(":")
-    if not path or not attribute.isidentifier():
-        raise ConfigError(f"model.name: got {name!r}, expected package.module:factory")
-    if os.getcwd() not in sys.path:  # as python -m has it; worker processes get the same path
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(path)
-    except Exception as problem:
-        if isinstance(problem, ModuleNotFoundError) and problem.name and f"{path}.".startswith(f"{problem.name}."):
-            raise ConfigError(
-                f"model.name: got {name!r}, but there is no module {problem.name!r} in the current directory or among "
-                "the installed packages"
-            ) from None
-        raise ConfigError(f"model.name: {path} cannot be imported: {_words(problem)}") from problem
-    if not hasattr(module, attribute):
-        names = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
-        raise ConfigError(f"model.name: {path} has no {attribute!r}{nearest(attribute, names)}")
-    factory: Callable[..., nn.Module] = getattr(module, attribute)
+    factory = _given[name] if name in _given else load_attribute(name, "model.name")
     if not callable(factory):
         raise ConfigError(f"model.name: {name} is of type {type(factory).__name__}, expected a function or class")
     return factory
@@ -107,12 +86,8 @@ def _check_output(name: str, module: nn.Module, example: Tensor, options: Any) -
         output = copy.deepcopy(module).to("meta").eval()(example.to("meta"))
     except Exception as problem:
         raise ConfigError(
-            f"model.name: {name} fails on a batch of shape {tuple(example.shape)}: {_words(problem)}"
+            f"model.name: {name} fails on a batch of shape {tuple(example.shape)}: {describe(problem)}"
         ) from problem
     got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if got != expected:
         raise ConfigError(f"model.name: {name} gives {got} for a batch of {EXAMPLES}, expected logits {expected}")
-
-
-def _words(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())}"
