@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from incofl.errors import ConfigError
+from incofl.inputs import Inputs
 from incofl.layout import Layout
 from incofl.tensors import Tensors, empty
 
@@ -124,7 +125,7 @@ class ClientRule:
         """
         return [self.memory(layout)]
 
-    def check(self, model: nn.Module, example: Tensor) -> None:
+    def check(self, model: nn.Module, example: Inputs) -> None:
         """Refuses a model that the method cannot train, with one clear line; ``example`` is a batch without values."""
 
     def extend(self, model: nn.Module, layout: Layout) -> Layout:

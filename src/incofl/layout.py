@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from torch import Tensor, nn
+from torch import nn
 
 from incofl.errors import LayoutError
+from incofl.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,12 @@ class Layout:
         )
 
     @classmethod
-    def infer(cls, module: nn.Module, example: Tensor) -> "Layout":
+    def infer(cls, module: nn.Module, example: Inputs) -> "Layout":
         """The layout of any module, found by tracing a batch of examples through it. Neither is changed.
 
         What cannot be narrowed safely is held whole, and ``kept_whole`` says why.
         """
-        from incofl.infer import infer_layout  # it is built on layouts, and needs a second to be loaded
+        from incofl.models.infer import infer_layout  # it is built on layouts, and needs a second to be loaded
 
         return infer_layout(module, example)
 

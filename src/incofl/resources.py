@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from incofl.client import LocalSettings
 from incofl.errors import ConfigError
+from incofl.inputs import Inputs, call
 from incofl.method import Method
 from incofl.models import Model
 from incofl.server import Server
@@ -97,11 +98,11 @@ def _besides(model: Model, piece: Slice, level: int, method: Method) -> Besides:
     return Besides(piece.num_bytes(sent), uploaded, sum(held))
 
 
-def count_macs(module: nn.Module, example: Tensor) -> int:
+def count_macs(module: nn.Module, example: Inputs) -> int:
     """Multiply-accumulates of convolutions and matrix products, those of attention too, in one forward pass."""
     module.eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        module(example)
+        call(module, example)
     return int(counter.get_total_flops()) // 2  # a multiplication and an addition each
 
 
@@ -130,7 +131,7 @@ def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Ten
     return x, (torch.stack(states), torch.stack(cells))
 
 
-def activation_bytes(module: nn.Module, batch: Tensor) -> int:
+def activation_bytes(module: nn.Module, batch: Inputs) -> int:
     """Bytes that autograd keeps for the backward pass of one batch, each storage once, parameters not counted."""
     own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
     kept: dict[int, Tensor] = {}  # holding the tensors keeps their storages' addresses from being used again
@@ -142,7 +143,7 @@ def activation_bytes(module: nn.Module, batch: Tensor) -> int:
 
     module.train()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        module(batch)
+        call(module, batch)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 

@@ -106,7 +106,7 @@ def deep(depth): return nn.Linear(5, 10)
         ("nothing", "model.name: {}:nothing returned NoneType, expected a torch.nn.Module, or one and its Layout"),
         ("wide", "model.name: {}:wide gives (3, 20) for a batch of 3, expected logits (3, 10)"),
         ("crooked", "model.name: {}:crooked fails on a batch of shape (3, 1, 8, 8): RuntimeError: "),
-        ("asks", "model.name: {}:asks needs 'frequency': expected among shape, classes, vocabulary, sequence, width, "),
+        ("asks", "model.name: {}:asks needs 'frequency': set model.options.frequency, or give it a default"),
         ("deep", "model.name: {}:deep needs 'depth': set model.depth, or give it a default"),
         ("", "model.name: got '{}:', expected package.module:attribute"),
     ],

@@ -15,6 +15,7 @@ from incofl.engine.build import build_model, build_splitter
 from incofl.errors import ConfigError
 from incofl.layout import Axis
 from incofl.models import Model, ModelOptions, make_model
+from incofl.models.model import shapes_of
 from incofl.models.vit import VisionTransformer, default_patch
 from incofl.resources import count_macs
 from incofl.split import WidthSplitter, make_splitter, submodel
@@ -192,7 +193,7 @@ def test_the_papers_protocol() -> None:
     assert (config.local.optimizer, config.local.lr, config.local.momentum) == ("sgd", 0.01, 0.9)
     assert config.local.weight_decay == 1e-5
     model = build_model(config)
-    assert model.input_shape == (3, 224, 224)
+    assert shapes_of(model.example(2)) == (2, 3, 224, 224)
     assert build_splitter(config, model).depths == ((8,), (9,), (10,), (11,), (12,))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from incofl.config import Config
 from incofl.data import (
@@ -27,11 +27,11 @@ from incofl.layout import Layout
 from incofl.method import BufferPolicy, Method, Weighting
 from incofl.methods import find_method
 from incofl.methods.noise import UploadNoise
-from incofl.models import Model, ModelOptions, make_model
+from incofl.models import Model, ModelOptions, add_exits, make_model
 from incofl.models.pretrained import with_pretrained
 from incofl.models.resnet import Stem
 from incofl.seeds import Purpose, numpy_rng, seed_of, torch_rng
-from incofl.split import Kind, Splitter, check_ratios, make_exit_splitter, make_splitter, num_depths
+from incofl.split import Kind, Splitter, check_ratios, exit_positions, make_exit_splitter, make_splitter, num_depths
 
 _Part = TypeVar("_Part")
 
@@ -52,21 +52,21 @@ def build_model(config: Config) -> Model:
         dim=m.dim,
         heads=m.heads,
         patch=m.patch,
-        exits=_exits(config),
-        head_convs=config.scalefl.head_convs,
     )
     return make_model(
-        m.name, options, seed=seed_of(config.seed, Purpose.MODEL), extend=build_method(config).client.extend
+        m.name, options, seed=seed_of(config.seed, Purpose.MODEL), extend=functools.partial(_extend, config)
     )
 
 
-def _exits(config: Config) -> int:
-    """How many exits the model needs: one per level, for methods that train them."""
-    if not find_method(config.method).exits:
-        return 0
-    levels = config.split.levels
-    assert not isinstance(levels, str)  # resolved by Config for every model that has exits
-    return levels if isinstance(levels, int) else len(levels)
+def _extend(config: Config, module: nn.Module, layout: Layout) -> Layout:
+    """Adds an early exit for each level, for methods that train them, and the layers of the method itself."""
+    if find_method(config.method).exits:
+        levels = config.split.levels
+        assert not isinstance(levels, str)  # resolved by Config for every method with exits
+        number = levels if isinstance(levels, int) else len(levels)
+        positions = exit_positions(len(layout.blocks), number)
+        layout = add_exits(config.model.name, module, positions, config.scalefl.head_convs)
+    return build_method(config).client.extend(module, layout)
 
 
 def split_kind(config: Config, layout: Layout) -> Kind:

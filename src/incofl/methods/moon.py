@@ -31,6 +31,7 @@ from torch.nn import functional
 
 from incofl.client import ClientRule, Local, Trained
 from incofl.errors import ConfigError
+from incofl.inputs import Inputs, call
 from incofl.layout import Axes, Axis, Layout
 from incofl.method import Method, ServerRule
 from incofl.methods.heterofl import class_dimensions
@@ -68,11 +69,11 @@ class Moon(ClientRule):
         return [frozenset(layout.axes)] * 2
 
     @torch.no_grad()
-    def check(self, model: nn.Module, example: Tensor) -> None:
+    def check(self, model: nn.Module, example: Inputs) -> None:
         """MOON needs to see features: what the linear layer gets whose output the logits are."""
         made: list[Tensor] = []
         hooks = [layer.register_forward_hook(lambda _, inputs, output: made.append(output)) for layer in linear(model)]
-        logits = model(example)
+        logits = call(model, example)
         for hook in hooks:
             hook.remove()
         outputs = logits[-1:] if isinstance(logits, list) else [logits]  # of several exits the last

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from incofl.errors import ConfigError
 from incofl.layout import Layout
-from incofl.models import Model
+from incofl.models.model import Model
 from incofl.models.vit import VisionTransformer
 from incofl.tensors import Tensors, all_finite, clone
 

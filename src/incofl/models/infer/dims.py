@@ -1,29 +1,24 @@
-"""Dimensions of tensors as products of atoms; what operators say about them makes atoms equal, or splits them.
+"""Dimensions of tensors as products of atoms, which operators find to be equal or split.
 
-A dimension of length 1152 may turn out to be 3 x 6 x 64: queries, keys and values, heads, channels of a head. Where one
-atom is split or held whole, it is so in every tensor in which it occurs.
+A dimension of length 1152 may turn out to be 3 x 6 x 64: queries, keys and values, heads, channels of a head. An atom
+that is split or held whole is so in every tensor in which it occurs.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 
-OBVIOUS = ""  # the reason of what nobody would want to narrow: pixels, tokens, kernels
+OBVIOUS = ""  # the reason to hold whole what nobody would narrow: pixels, tokens, kernels
 
 
 class Atom:
-    """A factor of the length of dimensions.
-
-    Attributes:
-        size: the factor.
-        whole: why it can never be narrowed; ``None`` if it may be.
-        parts: what it was found to be the product of, outermost first; one part: the atom that it is equal to.
-    """
+    """A factor of the length of dimensions."""
 
     __slots__ = ("parts", "size", "whole")
 
     def __init__(self, size: int, whole: str | None = None) -> None:
-        self.size, self.whole = size, whole
-        self.parts: tuple[Atom, ...] = ()
+        self.size = size
+        self.whole = whole  # why it can never be narrowed; None if it may be
+        self.parts: tuple[Atom, ...] = ()  # its factors, outermost first; a single one: the atom that it is equal to
 
 
 # Atoms, outermost first; their product is the length. A dimension of length 1 has none.
@@ -32,28 +27,22 @@ Dims = tuple[Dim, ...]
 
 
 def new(size: int, whole: str | None = None) -> Dim:
-    """A dimension of which nothing is known but its length."""
+    """A dimension of which only the length is known."""
     return () if size == 1 else (Atom(size, whole),)
 
 
 def news(shape: Iterable[int], whole: str | None = None) -> Dims:
-    """Dimensions of which nothing is known but their lengths."""
+    """Dimensions of which only the lengths are known."""
     return tuple(new(size, whole) for size in shape)
 
 
 def leaves(dim: Iterable[Atom]) -> Dim:
-    """The atoms as far as they are known now."""
-    found: list[Atom] = []
-    for atom in dim:
-        if atom.parts:
-            found.extend(leaves(atom.parts))
-        else:
-            found.append(atom)
-    return tuple(found)
+    """The atoms of a dimension that are not split any further."""
+    return tuple(leaf for atom in dim for leaf in (leaves(atom.parts) if atom.parts else (atom,)))
 
 
 def length(dim: Dim) -> int:
-    """Of a dimension."""
+    """The length of a dimension."""
     return math.prod(atom.size for atom in dim)
 
 
@@ -65,17 +54,18 @@ def hold(dim: Iterable[Atom], reason: str = OBVIOUS) -> None:
 
 
 def unify(a: Dim, b: Dim) -> None:
-    """Two dimensions of one length turn out to be the same."""
+    """Makes two dimensions of one length the same; a dimension of length 1 goes with any other."""
     left, right = list(leaves(a)[::-1]), list(leaves(b)[::-1])
     while left and right:
         x, y = left.pop(), right.pop()
         if x is y:
             continue
-        if x.parts or y.parts:  # split or joined on the way here
+        if x.parts or y.parts:  # split or joined since the loop began
             left.extend(leaves([x])[::-1])
             right.extend(leaves([y])[::-1])
         elif x.size == y.size:
-            _join(x, y)
+            y.whole = x.whole if y.whole is None else y.whole
+            x.parts = (y,)
         elif x.size % y.size == 0:
             left.extend(_split(x, y.size)[::-1])
             right.append(y)
@@ -88,7 +78,7 @@ def unify(a: Dim, b: Dim) -> None:
 
 
 def reshape(dims: Dims, shape: Sequence[int]) -> Dims:
-    """The dimensions of the same elements in another shape, as ``torch.reshape`` gives it."""
+    """The dimensions of the same elements in another shape, as in ``torch.reshape``."""
     rest = [atom for dim in dims for atom in leaves(dim)][::-1]
     result: list[Dim] = []
     for size in shape:
@@ -109,12 +99,6 @@ def reshape(dims: Dims, shape: Sequence[int]) -> Dims:
     return tuple(result)
 
 
-def _split(atom: Atom, outer: int) -> tuple[Atom, Atom]:
-    pair = Atom(outer, atom.whole), Atom(atom.size // outer, atom.whole)
-    atom.parts = pair
-    return pair
-
-
-def _join(a: Atom, b: Atom) -> None:
-    b.whole = a.whole if b.whole is None else b.whole
-    a.parts = (b,)
+def _split(atom: Atom, outer: int) -> Dim:
+    atom.parts = (Atom(outer, atom.whole), Atom(atom.size // outer, atom.whole))
+    return atom.parts

@@ -1,10 +1,10 @@
-"""Rules of operators that compute: which dimensions each of them finds to be the same, and which it holds whole."""
+"""Rules of operators that compute: which dimensions they find to be equal, and which they hold whole."""
 
 import torch
 
-from incofl.infer.call import Call, Rule, Value
-from incofl.infer.dims import OBVIOUS, Dim, Dims, hold, leaves, length, new, news, reshape, unify
-from incofl.infer.views import VIEWS, opaque
+from incofl.models.infer import views
+from incofl.models.infer.call import Call, Rule, Value, opaque
+from incofl.models.infer.dims import OBVIOUS, Dim, Dims, hold, leaves, length, new, news, reshape, unify
 
 HEAD = "the scale of an attention depends on it"
 
@@ -22,15 +22,17 @@ def same(call: Call) -> Dims:
     return call.values[0].dims
 
 
-def along(call: Call) -> Dims:
-    """Positions of one dimension are weighed against each other: softmax and its like."""
+def ordered(call: Call) -> Dims:
+    """Positions of some dimensions depend on each other: softmax, running sums, flips."""
     value = call.values[0]
-    call.hold(value[call["dim"]])
+    which = call["dims"] if call["dim"] is None else [call["dim"]]
+    for at in which or range(len(value)):
+        call.hold(value[at])
     return value.dims
 
 
-def reduction(call: Call) -> Dims | list[Dims]:
-    """Dimensions that disappear, or are left with length 1."""
+def reduction(call: Call) -> list[Dims]:
+    """Dimensions disappear, or have length 1 afterwards."""
     value, dim = call.values[0], call["dim"]
     which = [dim] if isinstance(dim, int) else dim or range(len(value))
     gone = {at % len(value) for at in which}
@@ -38,7 +40,7 @@ def reduction(call: Call) -> Dims | list[Dims]:
         for at in gone:
             call.hold(value[at])
     kept = [() if at in gone else dim for at, dim in enumerate(value.dims) if at not in gone or call["keepdim"]]
-    return tuple(kept) if len(call.shapes) == 1 else [tuple(kept)] * len(call.shapes)
+    return [tuple(kept)] * len(call.shapes)
 
 
 def linear(call: Call) -> Dims:
@@ -51,7 +53,7 @@ def linear(call: Call) -> Dims:
 
 
 def convolution(call: Call) -> Dims:
-    """Kernels are whole; a filter per channel ties outputs to inputs; other groups are whole."""
+    """Kernels are whole; a filter per channel makes outputs follow inputs; other groups are whole."""
     x, weight, groups = call["input"], call["weight"], call["groups"]
     transposed = "transpose" in call.name
     spatial = len(weight) - 2
@@ -62,7 +64,7 @@ def convolution(call: Call) -> Dims:
     if groups == 1:
         unify(channels, inputs)
     elif not transposed and length(leaves(inputs)) == 1:
-        each = length(leaves(outputs)) // groups  # filters per channel, beside each other
+        each = length(leaves(outputs)) // groups  # filters per channel, next to each other
         unify((*channels, *new(each, OBVIOUS)), outputs)
     else:
         for dim in (channels, *weight.dims):
@@ -73,22 +75,29 @@ def convolution(call: Call) -> Dims:
     return (*x.dims[: -1 - spatial], outputs, *news(call.shape[-spatial:], OBVIOUS))
 
 
-def pooling(call: Call) -> Dims | list[Dims]:
+def pooling(call: Call) -> list[Dims]:
     """Pixels, or positions of a sequence, become fewer or more; how many dimensions of them is in the name."""
     spatial = int(next(letter for letter in call.name if letter.isdigit()))
     x = call.values[0]
     for dim in x.dims[-spatial:]:
         call.hold(dim)
-    results = [(*x.dims[:-spatial], *news(shape[-spatial:], OBVIOUS)) for shape in call.shapes]
-    return results if len(results) > 1 else results[0]
+    return [(*x.dims[:-spatial], *news(shape[-spatial:], OBVIOUS)) for shape in call.shapes]
 
 
 def channel_norm(call: Call) -> Dims:
-    """Batch and instance norms: everything has the channels of the input."""
+    """Batch and instance norms, slopes of a PReLU: all vectors have the channels of the input."""
     x, *others = call.values
     for value in others:
         unify(x[1], value[0])
     return x.dims
+
+
+def group_norm(call: Call) -> Dims:
+    """The number of groups stays, so each group loses the same channels."""
+    channels, groups = call.values[0][1], call["num_groups"]
+    outer, _ = reshape((channels,), (groups, length(leaves(channels)) // groups))
+    call.hold(outer, "has a fixed number of groups")
+    return channel_norm(call)
 
 
 def last_norm(call: Call) -> Dims:
@@ -98,26 +107,6 @@ def last_norm(call: Call) -> Dims:
         for a, b in zip(x.dims[-len(value) :], value.dims, strict=True):
             unify(a, b)
     return x.dims
-
-
-def group_norm(call: Call) -> Dims:
-    """The number of groups stays, so each group loses the same channels."""
-    x, *others = call.values
-    groups = call["num_groups"]
-    outer, _ = reshape((x[1],), (groups, length(leaves(x[1])) // groups))
-    call.hold(outer, "has a fixed number of groups")
-    for value in others:
-        unify(x[1], value[0])
-    return x.dims
-
-
-def prelu(call: Call) -> Dims:
-    """A slope for all, or one per channel."""
-    x, weight = call["self"], call["weight"]
-    if weight[0]:
-        unify(x[1], weight[0])
-    dims: Dims = x.dims
-    return dims
 
 
 def embedding(call: Call) -> Dims:
@@ -205,7 +194,7 @@ def recurrent(call: Call) -> Dims | list[Dims]:
 
 
 def made(call: Call) -> Dims:
-    """A tensor of one number: its lengths may follow those of the model, which a trial will show."""
+    """A tensor of one number: its lengths may follow those of the model, which a trial shows."""
     return news(call.shape)
 
 
@@ -224,12 +213,11 @@ def triangle(call: Call) -> Dims:
 def find_rule(target: torch._ops.OpOverload) -> Rule:
     """The rule of an operator; ``opaque`` if it has none."""
     name = target._schema.name.replace("::", ".")
-    rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
-    if rule is None:
-        packet = target.overloadpacket
-        tags = [tag for overload in packet.overloads() for tag in getattr(packet, overload).tags]
-        return elementwise if torch.Tag.pointwise in tags else opaque
-    return rule
+    if (rule := RULES.get(name) or RULES.get(name.removesuffix("_"))) is not None:
+        return rule
+    packet = target.overloadpacket
+    tags = [tag for overload in packet.overloads() for tag in getattr(packet, overload).tags]
+    return elementwise if torch.Tag.pointwise in tags else opaque
 
 
 def _spread(dims: Dims, over: list[Dim]) -> None:
@@ -242,33 +230,40 @@ def _spread(dims: Dims, over: list[Dim]) -> None:
                 over[-at] = dims[-at]
 
 
-def _table() -> dict[str, Rule]:
-    names: dict[Rule, str] = {
-        same: "dropout alpha_dropout feature_dropout contiguous clone to type_as detach alias _to_copy lift_fresh "
-        "lift_fresh_copy float double zeros_like ones_like empty_like full_like rand_like randn_like dropout_ silu "
-        "gelu celu rrelu",
-        along: "softmax log_softmax _softmax cumsum cumprod logcumsumexp softmin",
-        reduction: "mean sum amax amin max min var std norm linalg_vector_norm logsumexp argmax argmin any all prod",
-        linear: "linear",
-        convolution: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
-        pooling: "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
-        "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
-        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_linear1d "
-        "upsample_bicubic2d upsample_trilinear3d",
-        channel_norm: "batch_norm instance_norm",
-        last_norm: "layer_norm rms_norm",
-        group_norm: "group_norm",
-        prelu: "prelu",
-        embedding: "embedding",
-        attention: "scaled_dot_product_attention",
-        product: "matmul mm bmm addmm baddbmm mv",
-        einsum: "einsum",
-        recurrent: "lstm gru rnn_tanh rnn_relu",
-        made: "zeros ones full empty new_zeros new_ones new_full new_empty",
-        listed: "arange scalar_tensor eye linspace",
-        triangle: "tril triu",
-    }
-    return {f"aten.{name}": rule for rule, line in names.items() for name in line.split()}
-
-
-RULES: dict[str, Rule] = VIEWS | _table()
+NAMES: dict[Rule, str] = {
+    views.view: "view reshape flatten unflatten squeeze unsqueeze _unsafe_view view_as reshape_as ravel",
+    views.permutation: "permute transpose t mT numpy_T movedim moveaxis swapaxes swapdims adjoint",
+    views.expand: "expand expand_as broadcast_to",
+    views.repeat: "repeat",
+    views.repeat_interleave: "repeat_interleave",
+    views.pick: "select unbind",
+    views.resize: "slice narrow pad constant_pad_nd",
+    views.pieces: "split split_with_sizes chunk tensor_split",
+    views.glu: "glu",
+    views.joint: "cat concat",
+    views.stack: "stack",
+    views.lookup: "index",
+    same: "dropout alpha_dropout feature_dropout contiguous clone to type_as detach alias _to_copy lift_fresh "
+    "lift_fresh_copy float double zeros_like ones_like empty_like full_like rand_like randn_like dropout_ silu gelu "
+    "celu rrelu",
+    ordered: "softmax log_softmax _softmax cumsum cumprod logcumsumexp softmin flip roll",
+    reduction: "mean sum amax amin max min var std norm linalg_vector_norm logsumexp argmax argmin any all prod",
+    linear: "linear",
+    convolution: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+    pooling: "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
+    "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_linear1d "
+    "upsample_bicubic2d upsample_trilinear3d",
+    channel_norm: "batch_norm instance_norm prelu",
+    group_norm: "group_norm",
+    last_norm: "layer_norm rms_norm",
+    embedding: "embedding",
+    attention: "scaled_dot_product_attention",
+    product: "matmul mm bmm addmm baddbmm mv",
+    einsum: "einsum",
+    recurrent: "lstm gru rnn_tanh rnn_relu",
+    made: "zeros ones full empty new_zeros new_ones new_full new_empty",
+    listed: "arange scalar_tensor eye linspace",
+    triangle: "tril triu",
+}
+RULES = {f"aten.{name}": rule for rule, names in NAMES.items() for name in names.split()}
