@@ -116,23 +116,16 @@ def without_values(module: nn.Module) -> nn.Module:
 def try_out(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs, Any]:
     """A copy of a module in evaluation mode, a batch on the same device, and the output.
 
-    The device is meta, which needs no time and no memory, or the CPU if the module cannot run on meta. All parameters
-    require gradients: without them some modules of torch take a fast path that cannot be traced.
+    The device is meta, which needs no time and no memory, or the CPU if the module cannot run on meta.
     """
     with torch.random.fork_rng(devices=[]):
         try:
-            copied, batch = without_values(module).to("meta"), map_inputs(lambda x: x.to("meta"), example)
-            return copied, batch, call(_for_tracing(copied), batch)
+            copied, batch = without_values(module).to("meta").eval(), map_inputs(lambda x: x.to("meta"), example)
+            return copied, batch, call(copied, batch)
         except Exception:  # for example, forward makes a tensor without saying on which device
-            copied = copy.deepcopy(module).cpu()
+            copied = copy.deepcopy(module).cpu().eval()
             batch = map_inputs(lambda x: torch.zeros_like(x, device="cpu") if x.is_meta else x.cpu(), example)
-            return copied, batch, call(_for_tracing(copied), batch)
-
-
-def _for_tracing(module: nn.Module) -> nn.Module:
-    for parameter in module.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
-    return module.eval()
+            return copied, batch, call(copied, batch)
 
 
 def shapes_of(inputs: Inputs) -> object:

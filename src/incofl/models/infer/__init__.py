@@ -55,7 +55,7 @@ def _one_axis_each(traced: Trace) -> None:
     for dims in traced.entries.values():
         for dim in dims:
             free = [atom for atom in leaves(dim) if atom.whole is None]
-            hold(free[1:], "it lies along one dimension with another axis, or twice")
+            hold(free[1:], reason="it lies along one dimension with another axis, or twice")
 
 
 def _name(module: nn.Module, traced: Trace) -> tuple[dict[str, Axes], dict[str, Atom], dict[str, str]]:
