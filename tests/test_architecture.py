@@ -7,24 +7,21 @@ SOURCE = Path(__file__).parents[1] / "src" / "incofl"
 
 # Each room may import from the rooms above it in this list (and from itself).
 ORDER = [
-    ["errors"],
-    ["tensors", "seeds", "inputs", "imports"],
+    ["errors", "statistics", "imports"],
+    ["tensors", "seeds", "inputs", "options"],
     ["layout"],
     ["split", "inco"],
     ["aggregate"],
     ["server", "client"],
     ["method"],
     ["methods", "models", "data"],
-    ["resources"],
     ["config"],
-    ["devices"],
+    ["costs"],
     ["engine"],
     ["analysis"],
-    ["reproduce"],
-    ["display"],
-    ["flower"],
-    ["cli_data", "cli_analysis", "cli_flower", "cli_report", "cli_reproduce"],
+    ["studies"],
     ["cli"],
+    ["flower"],
 ]
 # ``Layout.infer`` is where users look for it, though what it calls is built on layouts: it imports when it is called.
 EXCEPTION = ("layout", "models")

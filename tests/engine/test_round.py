@@ -1,6 +1,7 @@
 """The round function, its tally, and the cohort."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -9,11 +10,11 @@ import torch
 from incofl.client import Score
 from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation, Job
-from incofl.engine.round import Tally, run_round
+from incofl.engine.round import LARGEST_NORM, Tally, run_round
 from incofl.method import Upload
 from incofl.seeds import Purpose, seed_of
 from incofl.server import Server
-from incofl.tensors import Tensors
+from incofl.tensors import Tensors, all_finite
 from tests.federations import run_rounds, tiny_federation
 
 
@@ -49,6 +50,11 @@ class Tampering:
             },
             "is not finite",
         ),
+        (
+            lambda u: {"update": u.update | {"fc.bias": torch.tensor([-1e20, *[0.0] * 9])}},
+            "its update of 'fc.bias' has values up to 1.0e+20, expected a norm of at most 1e+15",
+        ),
+        (lambda u: {"extra": {"fc.bias": torch.full((10,), 1e15)}}, "has values up to 1.0e+15, expected a norm of"),
         (lambda u: {"update": u.update | {"fc.bias": torch.zeros(1)}}, r"'fc.bias' has shape (1,)"),
         (lambda u: {"update": u.update | {"extra": torch.zeros(1)}}, "'extra' is not in its slice"),
         (lambda u: {"steps": 0}, "trained on nothing"),
@@ -76,6 +82,26 @@ def test_a_round_in_which_everybody_is_rejected_changes_nothing() -> None:
     after = run_round(server, federation.method, jobs, Tampering(federation, jobs[0].client, {"steps": 0}), Tally())
     assert all(torch.equal(after.shared[n], server.shared[n]) for n in server.shared)
     assert after.round == 1
+
+
+def test_the_largest_accepted_update_survives_what_the_server_does_with_it() -> None:
+    """InCo's products of it, after FedNova has multiplied it by a thousand, are finite, and so is the new server."""
+    federation = tiny_federation("method=inconova", "inco.granularity=tensor", "inco.clip=none")
+    server, jobs = federation.start(), federation.schedule(0, 4)
+
+    def stretched() -> Iterator[Sequence[Upload]]:
+        for number, (upload,) in enumerate(InProcess(federation).train(server, jobs)):
+            scaled = {n: value * (0.99 * LARGEST_NORM / float(value.norm())) for n, value in upload.update.items()}
+            yield [dataclasses.replace(upload, update=scaled, length=1000.0 if number % 2 else 1.0)]
+
+    tally = Tally()
+    changes = federation.method.server.aggregate(server, tally.accept(stretched()))
+    assert tally.rejected == []
+    for transform in federation.method.transforms:
+        changes, record = changes.transformed(transform, server.layout, 0)
+        assert record
+        assert all(math.isfinite(number) for entry in record.values() for number in entry.values())
+    assert all_finite(server.advance(changes).shared)
 
 
 def test_tally() -> None:

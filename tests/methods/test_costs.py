@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import incofl
+from incofl.costs import Cost
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
 from incofl.engine.round import Tally, run_round
 from incofl.method import ServerRule
-from incofl.resources import Cost
 from incofl.server import Server
 from incofl.tensors import Tensors
 from tests.federations import tiny_config, tiny_federation

@@ -8,13 +8,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from incofl.client import Given, Local, LocalSettings
-from incofl.engine.executor import make_store
+from incofl.client import Given, Local, LocalSettings, evaluate
+from incofl.data import eval_batches
+from incofl.engine.executor import InProcess, make_store
 from incofl.method import Upload
 from incofl.methods.heterofl import HeteroFL, HeteroFLOptions, HeteroFLServer
 from incofl.methods.moon import Moon, contrast, with_features
 from incofl.methods.scalefl import divergence, weighted_loss
 from incofl.server import Server
+from incofl.split import submodel
 from tests.federations import run_rounds, tiny_federation
 
 EXACT = "aggregate.precision=float64"
@@ -99,6 +101,22 @@ def test_fedrolex_weights_by_history_cancel() -> None:
 
 
 @pytest.mark.usefixtures("double")
+def test_fedrolex_is_evaluated_as_it_was_trained() -> None:
+    """After two rounds (0 and 1) the sub-model of a level is that of round 1's window, not of the next."""
+    federation = tiny_federation("method=fedrolex")
+    server = dataclasses.replace(federation.start(), round=2)
+    (score,) = InProcess(federation).evaluate(server, [0])
+    losses = []
+    for round in (1, 2):
+        piece = federation.slice(0, round)
+        module = submodel(federation.model.template, federation.model.layout, piece)
+        batches = eval_batches(federation.data.test, federation.data.pipeline)
+        losses.append(evaluate(module, piece.take(server.state(0)), batches).loss)
+    assert score.loss == pytest.approx(losses[0], rel=1e-9)
+    assert score.loss != pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("split", ["stage", "hetero"])
 @pytest.mark.parametrize("name", ["heteroscaffold", "scaffold"])
 def test_scaffolds_variate_is_the_mean_of_its_clients(name: str, split: str) -> None:
@@ -135,6 +153,19 @@ class TestMoon:
         """cos(z, z_g) = 0 and cos(z, z_p) = 1 at T = 0.5: -log(1 / (1 + e^2))."""
         z, z_g = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])
         assert float(contrast(z, z_g, 3 * z, 0.5)) == pytest.approx(math.log(1 + math.e**2), abs=1e-12)
+
+    @pytest.mark.parametrize("mu", [0.1, 5.0])
+    def test_the_loss_by_hand(self, mu: float) -> None:
+        """A head of zeros: cross-entropy log 2. Features turned by a right angle since received: as above."""
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        same, turned = torch.eye(2), torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+        states = [{"0.weight": features, "1.weight": torch.zeros(2, 2)} for features in (turned, same)]
+        model.load_state_dict(states[1])
+        local = Local(model, Given(states[0], memory=states[1]), LocalSettings())
+        rule = Moon(mu=mu, temperature=0.5)
+        rule.begin(local)
+        loss = rule.loss(local, torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+        assert float(loss.detach()) == pytest.approx(math.log(2) + mu * math.log(1 + math.e**2), abs=1e-12)
 
     def test_no_term_before_the_first_training_and_one_after(self) -> None:
         """Everybody takes part: the first round is FedAvg's, the second is not."""
@@ -230,10 +261,6 @@ class TestHeteroFL:
 
     def test_static_statistics_are_those_of_the_training_images(self) -> None:
         """Means over batches of all (300 < 5,000) training images, at each width, and they are used."""
-        from incofl.data import eval_batches
-        from incofl.engine.executor import InProcess
-        from incofl.split import submodel
-
         federation = tiny_federation("method=heterofl")
         server = run_rounds(federation, 1)[-1]
         measured = InProcess(federation).measure(server, [0, 2])
@@ -269,6 +296,12 @@ class TestScaleFL:
         teacher, student = torch.tensor([[math.log(3.0), 0.0]]), torch.zeros(1, 2)
         expected = (0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2
         assert float(divergence(teacher, student, 1.0)) == pytest.approx(expected, rel=1e-6)
+
+    def test_divergence_grows_with_the_square_of_the_temperature(self) -> None:
+        """t = 3, logits three times as large: the same q and p, and so 9 times the value."""
+        teacher, student = torch.tensor([[3 * math.log(3.0), 0.0]]), torch.zeros(1, 2)
+        expected = 9 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2
+        assert float(divergence(teacher, student, 3.0)) == pytest.approx(expected, rel=1e-6)
 
     def test_the_teacher_is_not_trained_by_it(self) -> None:
         first, last = (torch.randn(3, 4, requires_grad=True) for _ in range(2))

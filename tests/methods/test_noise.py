@@ -30,6 +30,24 @@ def test_a_constant_tensor_has_no_noise() -> None:
     assert torch.equal(update, torch.full((5,), 0.3))
 
 
+def test_taps_that_nobody_trained_do_not_count_and_stay_zero() -> None:
+    """Two 3x3 kernels whose centres moved by 1 and 3: deviation 1, not sqrt(10/18 - 16/324) = 0.711; noise there."""
+    update = torch.zeros(2, 1, 3, 3)
+    update[:, 0, 1, 1] = torch.tensor([1.0, 3.0])
+    expected = torch.zeros_like(update)
+    expected[:, 0, 1, 1] = 0.5 * torch.randn(2, 1, 3, 3, generator=torch.Generator().manual_seed(1))[:, 0, 1, 1]
+    before = update.clone()
+    size = add_noise_(update, 0.5, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(update - before, expected, rtol=0, atol=1e-6)
+    assert size == pytest.approx(float(expected.norm()), rel=1e-6)
+
+
+def test_what_did_not_move_at_all_has_no_noise() -> None:
+    update = torch.zeros(2, 3)
+    assert add_noise_(update, 1.0, torch.Generator()) == 0
+    assert torch.equal(update, torch.zeros(2, 3))
+
+
 @pytest.fixture(scope="module")
 def upload() -> Upload:
     federation = tiny_federation()

@@ -72,6 +72,14 @@ def test_scaffold_by_hand() -> None:
         assert (fedavg.round() == pytest.approx(w, abs=1e-12)) == (number == 0)  # the second round differs
 
 
+def test_scaffolds_variate_does_not_weigh_by_examples() -> None:
+    """One step from 0 towards 2 and 4, with 1 and 3 examples: w = 0.1 (2 + 3 * 4) / 4, but c = -(2 + 4) / 2."""
+    clients = [Client(1.0, 2.0, 1), Client(1.0, 4.0, 1, examples=3)]
+    problem = Problem(clients, on_parabola(Scaffold)(), ScaffoldServer("samples", "float64"), 0.1)
+    assert problem.round() == pytest.approx(0.35, abs=1e-12)
+    assert float(problem.server.extra["variate"]["w"]) == pytest.approx(-3.0, abs=1e-12)
+
+
 def test_scaffold_first_variate_is_the_mean_gradient() -> None:
     """One client, zero variates: c_i+ is the mean of the gradients along its path."""
     client = Client(2.0, 3.0, 3)

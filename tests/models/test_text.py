@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from incofl.client import LocalSettings
+from incofl.costs import activation_bytes, costs, count_macs, unroll
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.models import Model, ModelOptions, make_model
 from incofl.models.text import StackedLstm, TextTransformer
 from incofl.models.transformer import Attention
-from incofl.resources import activation_bytes, costs, count_macs, unroll
 from incofl.split import WidthSplitter, make_splitter, submodel
 
 TEXTS = ModelOptions(shape=(12,), classes=3, vocabulary=20)

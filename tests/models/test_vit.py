@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from incofl.cli import app
 from incofl.config import load_config, make_config
+from incofl.costs import count_macs
 from incofl.engine.build import build_model, build_splitter
 from incofl.errors import ConfigError
 from incofl.layout import Axis
 from incofl.models import Model, ModelOptions, make_model
 from incofl.models.model import shapes_of
 from incofl.models.vit import VisionTransformer, default_patch
-from incofl.resources import count_macs
 from incofl.split import WidthSplitter, make_splitter, submodel
 from incofl.tensors import Tensors
 from tests.federations import run_rounds, tiny_config, tiny_federation

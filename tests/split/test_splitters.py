@@ -11,7 +11,7 @@ from incofl.errors import LayoutError
 from incofl.layout import Layout
 from incofl.models import ModelOptions, make_model
 from incofl.split import Splitter, WidthSplitter, make_splitter
-from incofl.split.width import kept_channels
+from incofl.split.width import Window, kept_channels
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +111,19 @@ class TestHetero:
         rolling = WidthSplitter(ratios, depths, "rolling")
         assert rolling.slice(resnet, 0, 0) == WidthSplitter(ratios, depths).slice(resnet, 0, 0)
         assert rolling.slice(resnet, 0, 1) != rolling.slice(resnet, 0, 0)
+
+    def test_the_window_moves_by_one_channel_a_round(self) -> None:
+        """O = 8, w = 3, forwards as in the paper and backwards as in its code."""
+        layout = make_model("tiny-resnet").layout
+        (size,) = layout.shapes["bn1.weight"]
+        assert size == 8
+        steps: dict[Window, int] = {"rolling": 1, "rolling-back": -1}
+        for window, step in steps.items():
+            splitter = WidthSplitter((3 / 8,), ((1, 1),), window)
+            for round in range(10):
+                (held,) = splitter.slice(layout, 0, round).index["bn1.weight"]
+                expected = [(step * round + channel) % 8 for channel in range(3)]
+                assert torch.arange(8)[held].tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -93,5 +93,5 @@ def _how(groups: Sequence[Group]) -> str:
         f"{config.model.name} at width {config.model.width:g}, {config.data.name}, {config.data.partition} partition, "
         f"{config.data.clients} clients, {config.cohort_size} a round. "
     )
-    seeds = " Lines of several seeds: mean ± standard deviation." if several else ""
+    seeds = " Lines of several seeds: mean ± half width of the 95 % interval." if several else ""
     return escape((what if same else "") + "Test accuracy in percent; by level over the last ten rounds." + seeds)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from incofl.analysis.report_runs import Group, ReportedRun, Value
+from incofl.costs import human
 from incofl.engine.records import Row
-from incofl.resources import human
 
 Trace = dict[str, Any]
 
@@ -210,7 +210,7 @@ def by_level(groups: Sequence[Group]) -> list[Figure]:
             "levels-last-ten",
             "Accuracy by level, last ten rounds",
             "Mean of the evaluations in the last ten rounds."
-            + (" Whiskers: standard deviation over the seeds." if several else ""),
+            + (" Whiskers: 95 % interval over the seeds." if several else ""),
             f"Bars of the accuracy by level. {said}.",
             [Panel(bars, layout, height=300 if len(groups) > 1 else 340)],
             "percent",
@@ -257,11 +257,11 @@ def _bars(group: Group, levels: Sequence[int], single: bool) -> Trace:
         "type": "bar",
         "name": group.label,
         "x": [f"level {level}" for level in known],
-        "y": rounded([spread.mean for spread in known.values()]),
+        "y": rounded([mean for mean, _ in known.values()]),
         "marker": bar_marker(0 if single else group.index) | {"color": colour},
         "meta": {"group": group.index},
     }
     if len(group.runs) > 1:
-        deviations = rounded([spread.deviation or 0.0 for spread in known.values()])
+        deviations = rounded([half or 0.0 for _, half in known.values()])
         trace["error_y"] = {"type": "data", "array": deviations, "color": "--text", "thickness": 1.4, "width": 4}
     return trace

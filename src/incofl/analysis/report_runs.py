@@ -9,13 +9,13 @@ from typing import Any
 
 from incofl.analysis.runs import Run, find_folders
 from incofl.config import UNBOUND, Config
+from incofl.costs import Cost, costs
 from incofl.engine.build import build_method, build_model, build_splitter, client_levels
-from incofl.engine.compare import Spread
 from incofl.engine.federation import clients_by_level
-from incofl.engine.records import Row, RunFolder, last_ten, summarise
+from incofl.engine.records import Row, RunFolder, summarise
 from incofl.errors import IncoflError
 from incofl.methods import find_method
-from incofl.resources import Cost, costs
+from incofl.statistics import mean_and_half_width, tail
 
 Value = Callable[[Row], float | None]
 Points = tuple[list[int], list[float]]
@@ -74,8 +74,8 @@ class ReportedRun(Run):
         return lambda row: row["accuracy_by_level"] and row["accuracy_by_level"][at]
 
     def last_ten(self, value: Value) -> float | None:
-        """The mean of a value over the evaluations in the last ten rounds."""
-        values = [y for row in last_ten(self.evaluated) if (y := value(row)) is not None] if self.evaluated else []
+        """The mean of a value over the evaluations by which a run is judged."""
+        values = [y for row in tail(self.evaluated) if (y := value(dict(row))) is not None]
         return sum(values) / len(values) if values else None
 
 
@@ -112,10 +112,10 @@ class Group:
         rounds = [x for x in found[0] if all(x in other for other in found)]
         return rounds, [sum(other[x] for other in found) / len(found) for x in rounds]
 
-    def spread(self, value: Callable[[ReportedRun], float | None]) -> Spread | None:
-        """Mean and standard deviation over the runs that have a value."""
+    def spread(self, value: Callable[[ReportedRun], float | None]) -> tuple[float, float | None] | None:
+        """Mean and half width of its 95 % interval over the runs that have a value."""
         values = [y for run in self.runs if (y := value(run)) is not None]
-        return Spread.of(values) if values else None
+        return mean_and_half_width(values) if values else None
 
     @cached_property
     def sizes(self) -> "Sizes | str":

@@ -10,8 +10,7 @@ from incofl.analysis.report_figures import percent
 from incofl.analysis.report_page import Cells, scroll, table
 from incofl.analysis.report_runs import Group, ReportedRun, Sizes, plain
 from incofl.config import Config
-from incofl.engine.compare import percent as spread_in_percent
-from incofl.resources import human
+from incofl.costs import human
 
 NONE = "\N{EN DASH}"
 # Longer tables are cut, and say so.
@@ -51,7 +50,10 @@ def _run_line(run: ReportedRun, levels: Sequence[int]) -> list[str]:
 def _mean_line(group: Group, levels: Sequence[int]) -> list[str]:
     def over(value: Callable[[ReportedRun], float | None]) -> str:
         spread = group.spread(value)
-        return NONE if spread is None else spread_in_percent(spread)
+        if spread is None:
+            return NONE
+        mean, half = spread
+        return f"{100 * mean:.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
 
     def mean(key: str) -> float:
         return fmean(run.summary[key] for run in group.runs)

@@ -14,8 +14,7 @@ from incofl.data import OWN, Dataset, Examples, Pipeline, Source, Tokens, View, 
 from incofl.engine.build import build_method, build_model, build_splitter, client_levels
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, DataError
-from incofl.models import MODELS, find_family
-from incofl.models.custom import factory_name
+from incofl.models.custom import name_factory
 
 Given = Examples | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]]
 
@@ -70,16 +69,9 @@ class Task:
         describe_own(self.source)
 
     @property
-    def model_name(self) -> str:
-        """The name of the factory in a config, which is known in this process even where it cannot be imported."""
-        name = factory_name(self.model)
-        MODELS[name] = find_family(self.model)
-        return name
-
-    @property
     def overrides(self) -> list[str]:
         """What a config must say for this model and these examples to be meant."""
-        return [f"model.name={self.model_name}", f"data.name={OWN}", "data.partition=iid"]
+        return [f"model.name={name_factory(self.model)}", f"data.name={OWN}", "data.partition=iid"]
 
     @property
     def source(self) -> Source:
@@ -91,7 +83,7 @@ class Task:
             view=lambda side: view,
             load=lambda root: (no_examples(), no_examples()),
             vocabulary=self.vocabulary,
-            model=self.model_name,
+            model=name_factory(self.model),
             sequence=self.sequence,
         )
 

@@ -13,14 +13,14 @@ from torch import nn
 
 from incofl.errors import ConfigError, nearest
 from incofl.layout import Layout
-from incofl.models.custom import Factory, factory_name, make_custom
+from incofl.models.custom import Factory, factory_name, make_custom, use_module
 from incofl.models.model import Extend, Model, ModelOptions, as_model
 from incofl.models.resnet import DEPTHS, ResNet, resnet_layout
 from incofl.models.text import StackedLstm, TextTransformer, lstm_layout, text_transformer_layout
 from incofl.models.tiny import ResidualMlp, mlp_layout
 from incofl.models.vit import VisionTransformer, check_sizes, default_patch, vit_layout
 
-__all__ = ["MODELS", "Extend", "Family", "Model", "ModelOptions", "add_exits", "as_model", "find_family", "make_model"]
+__all__ = ["MODELS", "Extend", "Family", "Model", "ModelOptions", "as_model", "find_family", "make_model"]
 
 Size = Literal["depth", "dim", "heads", "patch"]
 Make = Callable[[ModelOptions], tuple[nn.Module, Layout]]
@@ -110,19 +110,28 @@ MODELS: dict[str, Family] = {
 }
 
 
-def find_family(model: str | Factory) -> Family:
-    """The model of a name, or your own as a factory or its name; refuses an unknown name with the nearest one."""
+AnyModel = str | Factory | nn.Module | tuple[nn.Module, Layout]
+
+
+def find_family(model: AnyModel) -> Family:
+    """The model of a name, or your own: a factory or its name, a module, or a pair of a module and its layout."""
     if isinstance(model, str) and model in MODELS:
         return MODELS[model]
-    if not isinstance(model, str) or ":" in model:
+    if isinstance(model, str) and ":" not in model:
+        raise ConfigError(f"model.name: got {model!r}{nearest(model, MODELS)}")
+    if isinstance(model, nn.Module | tuple):
+        module, layout = model if isinstance(model, tuple) else (model, None)
+        if not isinstance(module, nn.Module) or not isinstance(layout, Layout | None):
+            raise ConfigError(f"model: got {model!r:.60}, expected a module, or a pair of a module and its Layout")
+        make: Make = functools.partial(use_module, module, layout)
+    else:
         name, factory = (model, None) if isinstance(model, str) else (factory_name(model), model)
         make = functools.partial(make_custom, name, factory)  # which checks the options itself
-        return Family("your own", make, input="any", split=None, levels=None, options=typing.get_args(Size))
-    raise ConfigError(f"model.name: got {model!r}{nearest(model, MODELS)}")
+    return Family("your own", make, input="any", split=None, levels=None, options=typing.get_args(Size))
 
 
 def make_model(
-    model: str | Factory, options: ModelOptions | None = None, *, seed: int = 0, extend: Extend | None = None
+    model: AnyModel, options: ModelOptions | None = None, *, seed: int = 0, extend: Extend | None = None
 ) -> Model:
     """A model of the table or of a factory, initialised from a seed without touching torch's global random state.
 
@@ -154,12 +163,3 @@ def _check(name: str, family: Family, options: ModelOptions) -> None:
         raise ConfigError(f"model.name: got {name!r}, which reads {family.input}, expected {fitting}")
     if not options.classes:
         raise ConfigError(f"model.name: got {name!r}, expected a model of your own: the number of classes is not known")
-
-
-def add_exits(name: str, module: nn.Module, positions: tuple[int, ...], convolutions: int) -> Layout:
-    """Adds early exits to a module with a method ``add_exits``, and returns its new layout; refuses other modules."""
-    add: Callable[[tuple[int, ...], int], Layout] | None = getattr(module, "add_exits", None)
-    if add is None:
-        with_exits = ", ".join((*DEPTHS, "tiny-resnet"))
-        raise ConfigError(f"model.name: got {name!r}, expected a model with early exits for this method: {with_exits}")
-    return add(positions, convolutions)

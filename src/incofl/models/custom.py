@@ -1,5 +1,6 @@
 """Models of your own: what a factory makes, named ``package.module:factory`` in a config."""
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,12 @@ def make_custom(name: str, factory: Factory | None, options: ModelOptions) -> tu
         )
     check_output(name, module, options.batch, options.output)
     return module, layout or Layout.infer(module, options.batch)
+
+
+def use_module(module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
+    """A copy of a module that was made in Python, and its layout or an inferred one."""
+    check_output(type(module).__name__, module, options.batch, options.output)
+    return copy.deepcopy(module), layout or Layout.infer(module, options.batch)
 
 
 def factory_name(factory: Factory) -> str:

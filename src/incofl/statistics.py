@@ -1,0 +1,165 @@
+"""Means with confidence intervals over seeds, paired differences, correlations and sign tests.
+
+There is one convention for intervals: mean ± half width of the 95 % confidence interval (Student's t over seeds).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+FEWEST_POINTS = 3  # two points always correlate perfectly
+
+
+@cache
+def student_quantile(df: int, p: float = 0.975) -> float:
+    """Returns the quantile ``p`` of Student's t distribution with ``df`` degrees of freedom, exact to about 1e-12."""
+    if df < 1 or not 0 < p < 1:
+        raise ValueError(f"student_quantile: got df={df}, p={p}; expected df >= 1 and 0 < p < 1")
+    if p < 0.5:
+        return -student_quantile(df, 1 - p)
+    low, high = 0.0, math.pi / 2
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if _within(middle, df) < 2 * p - 1 else (low, middle)
+    return math.sqrt(df) * math.tan(low)
+
+
+def _within(angle: float, df: int) -> float:
+    """Returns P(|T| <= sqrt(df) tan(angle)) as a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    odd, cosine = df % 2, math.cos(angle)
+    term, total = (cosine if odd else 1.0), 0.0
+    for power in range(1 + odd, df, 2):
+        total += term
+        term *= cosine**2 * power / (power + 1)
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+
+
+def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
+    """Returns the mean and the half width of its 95 % confidence interval, which is ``None`` for a single value."""
+    mean, count = float(np.mean(values)), len(values)
+    if count < 2:
+        return mean, None
+    return mean, student_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference between two methods, paired by seed.
+
+    Attributes:
+        mean: mean of the differences.
+        half_width: half width of its 95 % confidence interval; ``None`` for one seed.
+        wins: number of seeds in which the first method is better.
+        visible_from: the smallest true difference that these seeds find with 80 % power; ``None`` for one seed.
+    """
+
+    mean: float
+    half_width: float | None
+    wins: int
+    visible_from: float | None = None
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
+    """Compares two methods seed by seed: the values at the same position have the same seed."""
+    if len(ours) != len(theirs):
+        raise ValueError(f"paired: got {len(ours)} and {len(theirs)} values, expected one of each for every seed")
+    gaps = [one - other for one, other in zip(ours, theirs, strict=True)]
+    visible = visible_effect(len(gaps)) * float(np.std(gaps, ddof=1)) if len(gaps) > 1 else None
+    return Difference(*mean_and_half_width(gaps), sum(gap > 0 for gap in gaps), visible)
+
+
+@cache
+def visible_effect(pairs: int, power: float = 0.8) -> float:
+    """Returns the effect, in standard deviations, that a two-sided paired t test at 5 % finds with some power."""
+    df, critical = pairs - 1, student_quantile(pairs - 1)
+    # T exceeds the critical value if (Z + effect sqrt(n)) / s does, where s is the estimated over the true deviation.
+    s = np.linspace(0.001, 8, 8000)
+    density = np.exp((df - 1) * np.log(s) - df * (s**2 - 1) / 2)
+
+    def found(effect: float) -> float:
+        shift = effect * math.sqrt(pairs)
+        return float(np.average([math.erfc((critical * x - shift) / math.sqrt(2)) / 2 for x in s], weights=density))
+
+    low, high = 0.0, 100.0
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if found(middle) < power else (low, middle)
+    return high
+
+
+@dataclass(frozen=True)
+class SignTest:
+    """How often a difference is above 0, and how likely that is if both signs are equally likely.
+
+    Attributes:
+        wins: number of differences above 0.
+        losses: number of differences below 0; ties count for neither.
+        share: share of wins among both; ``None`` if there is neither.
+        p_value: two-sided; assumes independent trials.
+    """
+
+    wins: int
+    losses: int
+    share: float | None
+    p_value: float
+
+
+def sign_test(differences: Sequence[float]) -> SignTest:
+    """Returns the exact two-sided sign test."""
+    wins, losses = sum(gap > 0 for gap in differences), sum(gap < 0 for gap in differences)
+    trials = wins + losses
+    tail = sum(math.comb(trials, count) for count in range(min(wins, losses) + 1))
+    return SignTest(wins, losses, wins / trials if trials else None, min(1.0, 2 * tail / 2**trials))
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Pearson's and Spearman's coefficients of some points; ``None`` where they are undefined."""
+
+    points: int
+    pearson: float | None
+    spearman: float | None
+
+
+def correlation(x: Sequence[float], y: Sequence[float]) -> Correlation:
+    """Correlates two series; undefined below 3 points, or if one series is constant."""
+    if len(x) < FEWEST_POINTS or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return Correlation(len(x), None, None)
+    return Correlation(len(x), _pearson(x, y), _pearson(_ranks(x), _ranks(y)))
+
+
+def _pearson(x: Sequence[float], y: Sequence[float]) -> float:
+    a, b = (np.asarray(values, dtype=np.float64) - np.mean(values) for values in (x, y))
+    return float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1, 1))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Returns the rank of each value; equal values share the mean of their ranks."""
+    array = np.asarray(values, dtype=np.float64)
+    return [float((array < value).sum() + (array <= value).sum()) / 2 for value in array]
+
+
+def tail(evaluated: Sequence[Mapping[str, Any]], rounds: int | None = None) -> list[Mapping[str, Any]]:
+    """Returns the evaluations by which a run is judged: those in the last ten rounds, but at most a fifth of all.
+
+    At least one is returned. With ``rounds``, it is all evaluations in that many last rounds.
+    """
+    last = [row for row in evaluated if row["round"] > evaluated[-1]["round"] - (rounds or 10)]
+    return last if rounds else last[-max(1, len(evaluated) // 5) :]
+
+
+def tail_mean(evaluated: Sequence[Mapping[str, Any]], rounds: int | None = None) -> float:
+    """Returns the mean accuracy of those evaluations."""
+    return float(np.mean([row["accuracy"] for row in tail(evaluated, rounds)]))
+
+
+def tail_name(judged: Sequence[Mapping[str, Any]]) -> str:
+    """Names what ``tail`` selected, for headings: ``mean of rounds 41-50``."""
+    rounds = [row["round"] for row in judged]
+    if len(rounds) == 1:
+        return f"round {rounds[0]}"
+    all_between = rounds == list(range(rounds[0], rounds[-1] + 1))
+    return f"mean of rounds {f'{rounds[0]}-{rounds[-1]}' if all_between else ', '.join(map(str, rounds))}"
