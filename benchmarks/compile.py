@@ -39,7 +39,7 @@ def main() -> None:
         for level in map(int, options.levels.split(",")):
             piece = splitter.slice(model.layout, level, 0)
             received = piece.take(model.initial)
-            x = torch.randn(64, *model.input_shape).to(memory_format=torch.channels_last)
+            x = torch.randn(64, 3, 32, 32).to(memory_format=torch.channels_last)
             batch = [(x, torch.randint(10, (64,)))] * 4
 
             def turn(module: nn.Module, received: Tensors = received, batch: list[Batch] = batch) -> None:

@@ -11,7 +11,6 @@ ORDER = [
     ["tensors", "seeds", "inputs", "options"],
     ["layout"],
     ["split", "inco"],
-    ["infer"],
     ["aggregate"],
     ["server", "client"],
     ["method"],
@@ -25,7 +24,7 @@ ORDER = [
     ["flower"],
 ]
 # ``Layout.infer`` is where users look for it, though what it calls is built on layouts: it imports when it is called.
-EXCEPTION = ("layout", "infer")
+EXCEPTION = ("layout", "models")
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 
 

@@ -52,7 +52,7 @@ def rigid_axes(
     First the module must run with narrower axes, which finds sizes that it remembers. Then every tensor on the way must
     have the shape that follows from the axes, which finds a view that divides fewer channels among as many heads.
     """
-    shape = [length(leaves(dim)) for dim in trace.output]
+    shape = [length(dim) for dim in trace.output]
     fine: list[str] = []
     rigid: dict[str, str] = {}
 
