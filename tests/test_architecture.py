@@ -21,6 +21,7 @@ ORDER = [
     ["devices"],
     ["engine"],
     ["analysis"],
+    ["report"],
     ["reproduce"],
     ["display"],
     ["flower"],

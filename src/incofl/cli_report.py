@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from incofl.analysis.report import write_report
+from incofl.report.page import write_report
 from incofl.resources import human
 
 
@@ -14,9 +14,7 @@ def report(
         list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some (incofl compare).")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
-    title: Annotated[
-        str | None, typer.Option("--title", metavar="TEXT", help="Of the page [methods and data].")
-    ] = None,
+    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Page title [methods and data].")] = None,
 ) -> None:
     """Write one self-contained page about runs: results, curves, layers, costs, config.
 

@@ -13,14 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from incofl.analysis.findings import Options
-from incofl.analysis.runs import Run
-from incofl.analysis.similarity import correlate, similarity
-from incofl.analysis.updates import layers, shallow_smoother, update_rounds
+from incofl.analysis.analyze import Options
+from incofl.analysis.runs import RecordedRun
+from incofl.analysis.similarity import similarity
+from incofl.analysis.updates import layers, shallow_smoother
 from incofl.engine.checkpoint import write_json
 from incofl.engine.compare import Difference, Spread, folder_of, last_ten_of
 from incofl.engine.records import environment
 from incofl.reproduce.study import Cell, run_name
+from incofl.statistics import correlation
 
 VERSION = 1  # of what is kept of a run's analysis: change it with the analysis
 FEWEST_PAIRS = 20  # of which a share says something
@@ -56,7 +57,7 @@ class Case:
 
 def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], None]) -> Case:
     """Analyses one run; what was found before is read again."""
-    run = Run.open(folder)
+    run = RecordedRun.open(folder)
     path = folder / "analysis" / "case.json"
     key = {"version": VERSION, "round": run.recorded[-1], "history": HISTORY}
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -64,11 +65,11 @@ def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], 
         numbers = known
     else:
         found = similarity(run, Options(history=HISTORY, watch=watch))
-        smoother = shallow_smoother(layers(run, update_rounds(run)), "roughness")
+        smoother = shallow_smoother(layers(run), "roughness")
         numbers = key | {
             "cka": [float(value) for value in found.mean_by_depth if value is not None],
             "debiased": [float(value) for value in found.debiased_by_depth if value is not None],
-            "correlation": found.correlation[found.points[-1]]["pearson"],
+            "correlation": found.correlation[found.points[-1]].pearson,
             "smoother": smoother.pairs.share,
             "pairs": smoother.pairs.wins + smoother.pairs.losses,
         }
@@ -132,7 +133,7 @@ def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
     # Unequal models have only their first blocks in common: settings are compared where all have a value.
     shared = min(len(case.cka) for case in found) - 1
     where = f"point {shared + 1} of {max(len(case.cka) for case in found)}"
-    across = correlate([case.cka[shared] for case in found], [case.accuracy for case in found])["pearson"]
+    across = correlation([case.cka[shared] for case in found], [case.accuracy for case in found]).pearson
     if across is not None and len(found) > 3:
         what = f"correlation of accuracy and CKA at {where} over the {len(found)} runs of all settings, at their end"
         low, high = fisher_interval(across, len(found))
