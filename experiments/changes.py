@@ -1,4 +1,4 @@
-"""How much each rule of InCo changes the update of the deep layers, from the records of the runs of the study ``rules``.
+"""How much each rule of InCo changes the update of the deep layers, from the runs of the study ``rules``.
 
 usage: python experiments/changes.py runs/reproduce/mini     writes experiments/results/reproduce-mini-changes.md
 """
@@ -19,7 +19,7 @@ def relative_change(folder: Path, stage: str) -> float:
     """Norm of what InCo adds to a layer over the norm of its update; mean over rounds and mixed layers of a stage."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     records = [record for row in rows for name, record in row["inco"].items() if name.startswith(stage)]
-    return mean(record["norm_change"] / record["norm_deep"] for record in records if record["norm_deep"])
+    return float(mean(record["norm_change"] / record["norm_deep"] for record in records if record["norm_deep"]))
 
 
 def table(folder: Path) -> str:
