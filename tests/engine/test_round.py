@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from incofl.client import Score, Upload
+from incofl.client import Upload
 from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation, Job
 from incofl.engine.round import LARGEST_NORM, RoundStats, run_round
 from incofl.seeds import Purpose, seed_of
 from incofl.server import Server
+from incofl.task import Score
 from incofl.tensors import Tensors, all_finite
 from tests.federations import run_rounds, tiny_federation
 
@@ -96,16 +97,16 @@ def test_the_largest_accepted_update_survives_what_the_server_does_with_it() -> 
             yield [dataclasses.replace(upload, update=scaled, normaliser=1000.0 if number % 2 else 1.0)]
 
     stats = RoundStats()
-    changes = federation.method.server.aggregate(server, stats.accept(stretched()))
+    changes = federation.method.server.aggregate(server, stats.validated(stretched()))
     assert stats.rejected == []
     for transform in federation.method.transforms:
-        changes, record = changes.transformed(transform, server.layout, 0)
+        changes, record = changes.transformed(transform, server)
         assert record
         assert all(math.isfinite(number) for entry in record.values() for number in entry.values())
     assert all_finite(server.advance(changes).shared)
 
 
-def test_tally() -> None:
+def test_stats() -> None:
     federation = tiny_federation()
     stats = RoundStats()
     jobs = federation.schedule(0, 4)
