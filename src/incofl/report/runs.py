@@ -100,7 +100,7 @@ class ReportedRun(RecordedRun):
         return lambda row: row["accuracy_by_level"][at] if row["accuracy_by_level"] and at is not None else None
 
     def last_ten(self, level: int) -> float | None:
-        """Returns the mean accuracy of a level over the evaluations in the last ten rounds."""
+        """Returns the mean accuracy of a level over the evaluations by which a run is judged; see ``tail``."""
         evaluated = [row for row in self.rows if row["accuracy"] is not None]
         values = [y for row in tail(evaluated) if (y := self.level(level)(row)) is not None] if evaluated else []
         return sum(values) / len(values) if values else None
