@@ -5,13 +5,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from incofl.split.width import Window
 
 from incofl.aggregate import Accumulator, Part
 from incofl.layout import Layout
 from incofl.models import ModelOptions, make_model
 from incofl.server import Change
 from incofl.split import WidthSplitter
-from incofl.split.width import Window
 
 LAYOUT: Layout = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8))).layout
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from incofl.engine.records import RunFolder
 
 from incofl.analysis.report import make_page, write_report
 from incofl.analysis.report_figures import accuracy, by_level, thinned
@@ -15,7 +16,6 @@ from incofl.analysis.report_fleet import cohorts
 from incofl.analysis.report_layers import coefficients, similarity
 from incofl.analysis.report_runs import read_groups
 from incofl.analysis.report_traffic import communication
-from incofl.engine.records import RunFolder
 from incofl.engine.run import run
 from tests.federations import tiny_config
 from tests.shell import Shell

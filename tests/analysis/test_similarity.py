@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from incofl.engine.records import RunFolder
 
 from incofl.analysis.clients import Member, Replay, choose
 from incofl.analysis.findings import Options
@@ -18,7 +19,6 @@ from incofl.analysis.similarity import Snapshot, correlate, mean_over_pairs, sim
 from incofl.config import Config
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
-from incofl.engine.records import RunFolder
 from incofl.engine.run import run as run_federation
 from incofl.errors import ConfigError, RunError
 from incofl.method import Upload

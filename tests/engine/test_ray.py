@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from incofl.engine.plan import Task
 
 import incofl
 from incofl.client import ClientRule, Local, Score
 from incofl.engine.executor import Executor, InProcess, Lost, make_store
 from incofl.engine.federation import Federation
-from incofl.engine.plan import Task
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.ray_actors import RayActors
 from incofl.engine.ray_cluster import Connection

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from incofl.engine.records import RunFolder
+from incofl.engine.site import Simulated
 
 import incofl
 from incofl.client import ClientRule, Local, Trained
 from incofl.config import load_config
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
-from incofl.engine.records import RunFolder
 from incofl.engine.run import make_executor
-from incofl.engine.site import Simulated
 from incofl.errors import ConfigError, RunError
 from incofl.tensors import Tensors
 from tests.federations import tiny_config

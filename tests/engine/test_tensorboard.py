@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from incofl.engine.records import RunFolder
+
 from incofl.engine.run import run
 from incofl.errors import ConfigError
 from tests.federations import tiny_config

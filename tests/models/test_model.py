@@ -99,8 +99,8 @@ def test_layers_of_a_method_are_added_to_a_copy() -> None:
         model.added = nn.Linear(2, 2)
         return Layout.of(model, layout.axes, layout.stages, layout.shallow)
 
-    random = torch.random.get_rng_state()
-    one, same, other = (as_model(module, None, IMAGES, extend=extend, seed=seed) for seed in (1, 1, 2))
+    options, random = ModelOptions(shape=(1, 8, 8)), torch.random.get_rng_state()
+    one, same, other = (make_model(module, options, extend=extend, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.initial["added.weight"], same.initial["added.weight"])
     assert not torch.equal(one.initial["added.weight"], other.initial["added.weight"])
     assert not hasattr(module, "added")

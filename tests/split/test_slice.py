@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from incofl.split.width import Window
 from torch import Tensor
 
 from incofl.errors import UploadError
 from incofl.layout import Axis, Layout
 from incofl.models import ModelOptions, make_model
 from incofl.split import DepthSplitter, Slice, WidthSplitter, cut
-from incofl.split.width import Window
 
 LAYOUT = make_model("resnet26", ModelOptions(width=1 / 16, shape=(1, 8, 8), stem="small")).layout
 

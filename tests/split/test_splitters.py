@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from incofl.split.width import Window, kept_channels
 
 from incofl.errors import LayoutError
 from incofl.layout import Layout
 from incofl.models import ModelOptions, make_model
 from incofl.split import Splitter, WidthSplitter, make_splitter
-from incofl.split.width import Window, kept_channels
 
 
 @pytest.fixture(scope="module")

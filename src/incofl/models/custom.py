@@ -37,14 +37,20 @@ def make_custom(name: str, factory: Factory | None, options: ModelOptions) -> tu
         raise ConfigError(
             f"model.name: {name} returned {type(made).__name__}, expected a torch.nn.Module, or one and its Layout"
         )
-    check_output(name, module, options.batch, options.output)
-    return module, layout or Layout.infer(module, options.batch)
+    return _checked(name, module, layout, options)
 
 
 def use_module(module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
     """A copy of a module that was made in Python, and its layout or an inferred one."""
-    check_output(type(module).__name__, module, options.batch, options.output)
-    return copy.deepcopy(module), layout or Layout.infer(module, options.batch)
+    for key in (*FROM_CONFIG, *options.options):
+        if key in options.options or getattr(options, key) not in (None, 1.0):
+            raise ConfigError(f"model: got {key!r}, expected none: the model is given as a module")
+    return _checked(type(module).__name__, copy.deepcopy(module), layout, options)
+
+
+def _checked(name: str, module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
+    check_output(name, module, options.batch, options.output)
+    return module, layout or Layout.infer(module, options.batch)
 
 
 def factory_name(factory: Factory) -> str:
