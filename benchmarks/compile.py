@@ -14,7 +14,7 @@ import torch
 from measure import publish, seconds, spread, table
 from torch import nn
 
-from incofl.client import Batch, ClientRule, Given, LocalSettings, train
+from incofl.client import Batch, ClientRule, ClientInput, LocalSettings, train
 from incofl.engine.memory import keep_freed_memory
 from incofl.models import ModelOptions, make_model
 from incofl.split import make_splitter, submodel
@@ -43,7 +43,7 @@ def main() -> None:
             batch = [(x, torch.randint(10, (64,)))] * 4
 
             def turn(module: nn.Module, received: Tensors = received, batch: list[Batch] = batch) -> None:
-                train(module, Given(received), batch, ClientRule(), LocalSettings())
+                train(module, ClientInput(received), batch, ClientRule(), LocalSettings())
 
             eager, compiled = (submodel(model.template, model.layout, piece) for _ in range(2))
             for module in (eager, compiled):

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from incofl.engine.records import Row
 
 import incofl
 from incofl.config import Config
 from incofl.engine.run import Silent
+from incofl.engine.run_folder import Row
 from incofl.errors import ConfigError, RunError
 from tests.federations import tiny_config, tiny_federation
 

@@ -5,13 +5,13 @@ import json
 
 import pytest
 import torch
+from incofl.resources import count_macs
 from torch import Tensor
 from torch.nn import functional
 from typer.testing import CliRunner
 
 from incofl.cli import app
 from incofl.config import load_config, make_config
-from incofl.costs import count_macs
 from incofl.engine.build import build_model, build_splitter
 from incofl.errors import ConfigError
 from incofl.layout import Axis
@@ -189,7 +189,7 @@ def test_a_shallow_vit_has_as_many_levels_as_blocks() -> None:
 
 def test_the_papers_protocol() -> None:
     config = load_config("paper-vit-cifar10")
-    assert (config.data.side, config.split.kind, config.aggregate.server_lr) == (224, "layer", 0.2)
+    assert (config.data.side, config.split.kind, config.server.lr) == (224, "layer", 0.2)
     assert (config.local.optimizer, config.local.lr, config.local.momentum) == ("sgd", 0.01, 0.9)
     assert config.local.weight_decay == 1e-5
     model = build_model(config)
