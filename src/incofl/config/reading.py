@@ -16,7 +16,9 @@ from incofl.errors import ConfigError, nearest
 from incofl.methods import all_options
 from incofl.options import from_table
 
-_SECTIONS: dict[str, Any] = {name: hint for name, hint in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(hint)}
+_SECTIONS: dict[str, Any] = {
+    name: hint for name, hint in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(hint)
+}
 _KEYS = [f.name for f in dataclasses.fields(Config) if f.name not in ("methods", "objects")]
 
 

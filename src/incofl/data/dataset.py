@@ -29,7 +29,7 @@ class Examples:
         groups: for each example the number of the person or device that made it, where that is known.
     """
 
-    x: Inputs
+    x: Any
     y: Tensor
     groups: Tensor | None = None
 
