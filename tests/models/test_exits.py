@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from incofl.errors import ConfigError
+from incofl.errors import ConfigError, LayoutError
 from incofl.methods.scalefl import ExitRule, ScaleFLOptions, exit_positions
 from incofl.models import MODELS, Extend, ModelOptions, make_model
 from incofl.models.resnet import ResNet
@@ -28,7 +28,7 @@ def test_positions() -> None:
     assert exit_positions(12, 5) == (5, 7, 8, 10, 12)
     assert exit_positions(4, 3) == (2, 3, 4)
     assert exit_positions(12, 1) == (12,)
-    with pytest.raises(ConfigError, match=r"split.levels: got 5 levels, expected fewer: the model has only 4 blocks"):
+    with pytest.raises(LayoutError, match=r"split.levels: got 5 levels, expected fewer: the model has only 4 blocks"):
         exit_positions(4, 5)
 
 

@@ -309,7 +309,7 @@ LAYOUTS = {name: Layout.infer(net, example) for name, (net, example) in NETS.ite
 @given(ratio=st.floats(0.05, 1), round=st.integers(0, 30), name=st.sampled_from(sorted(NETS)))
 def test_every_width_runs(ratio: float, round: int, name: str) -> None:
     (net, example), layout = NETS[name], LAYOUTS[name]
-    piece = Splitter((layout.depth,), (ratio,), "rolling").slice(layout, 0, round)
+    piece = Splitter((ratio,), (layout.depth,), "rolling").slice(layout, 0, round)
     small = submodel(net, layout, piece)
     small.load_state_dict(piece.take(net.state_dict()))
     small(example).sum().backward()

@@ -118,8 +118,4 @@ def try_out(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs, Any]
 
 def shapes_of(inputs: Inputs) -> object:
     """The shape of each tensor of the inputs, for messages."""
-    if isinstance(inputs, Tensor):
-        return tuple(inputs.shape)
-    if isinstance(inputs, tuple):
-        return tuple(tuple(value.shape) for value in inputs)
-    return {name: tuple(value.shape) for name, value in inputs.items()}
+    return map_inputs(lambda x: tuple(x.shape), inputs)
