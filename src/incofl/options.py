@@ -96,8 +96,8 @@ def expected(hint: Any) -> str:
         base, *bounds = typing.get_args(hint)
         found = {key: getattr(bound, key) for bound in bounds for key in _SIGNS if hasattr(bound, key)}
         if found.keys() == {"ge", "le"}:
-            return f"{expected(base)} from {found['ge']} to {found['le']}"
-        return " ".join([expected(base), " and ".join(f"{_SIGNS[key]} {value}" for key, value in found.items())])
+            return f"{expected(base)} from {found['ge']:g} to {found['le']:g}"
+        return " ".join([expected(base), " and ".join(f"{_SIGNS[key]} {value:g}" for key, value in found.items())])
     if origin is Literal:
         return either(repr(choice) for choice in typing.get_args(hint))
     if origin in (typing.Union, types.UnionType):

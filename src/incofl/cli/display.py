@@ -164,7 +164,7 @@ def result_lines(
     return [*lines, ["mean", "", "", "", "", _metric(evaluated and summary["accuracy"]), curve]]
 
 
-def _metric(value: float | None | list[Row]) -> str:
+def _metric(value: float | list[Row] | None) -> str:
     return f"{value:.3f}" if isinstance(value, float) else "-"
 
 
