@@ -316,9 +316,11 @@ class TestRefusals:
             incofl.run(tiny_config("rounds=1"), tmp_path)
 
     def test_a_config_put_together_by_hand(self, tmp_path: Path) -> None:
-        config = dataclasses.replace(tiny_config(), rounds=0)
+        """Each value is checked at once, and what concerns several of them when the run starts."""
         with pytest.raises(ConfigError, match="rounds: got 0, expected a whole number >= 1"):
-            incofl.run(config, tmp_path)
+            dataclasses.replace(tiny_config(), rounds=0)
+        with pytest.raises(ConfigError, match="cohort: got 11, expected at most data.clients = 10"):
+            incofl.run(dataclasses.replace(tiny_config(), cohort=11), tmp_path)
 
     def test_a_device_that_is_not_there(self, tmp_path: Path) -> None:
         for device in ("cuda:7", "toaster", "meta"):
