@@ -350,8 +350,10 @@ def test_a_diverging_run_writes_valid_json(tmp_path: Path) -> None:
     incofl.run(tiny_config(*overrides), tmp_path)
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     row = json.loads(line, parse_constant=lambda name: pytest.fail(name))
-    assert row["rejected"]
-    assert all("its update is not finite" in refusal["reason"] for refusal in row["rejected"])
+    reasons = [refusal["reason"] for refusal in row["rejected"]]
+    assert len(reasons) == 4
+    assert all("the training diverged, lower local.lr" in reason for reason in reasons)
+    assert sum("its update is not finite" in reason for reason in reasons) == 3  # one client makes a single step
 
 
 def test_it_learns(tmp_path: Path) -> None:
