@@ -319,7 +319,7 @@ class TestRefusals:
         """Each value is checked at once, and what concerns several of them when the run starts."""
         with pytest.raises(ConfigError, match="rounds: got 0, expected a whole number >= 1"):
             dataclasses.replace(tiny_config(), rounds=0)
-        with pytest.raises(ConfigError, match="cohort: got 11, expected at most data.clients = 10"):
+        with pytest.raises(ConfigError, match=r"cohort: got 11, expected at most data\.clients = 10"):
             incofl.run(dataclasses.replace(tiny_config(), cohort=11), tmp_path)
 
     def test_a_device_that_is_not_there(self, tmp_path: Path) -> None:
