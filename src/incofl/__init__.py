@@ -52,7 +52,10 @@ _PLACES = {
     "run": "engine.run",
     "run_round": "engine.round",
 }
-__all__ = [*_PLACES]
+__all__ = ["METHODS", "TASKS", "Axes", "Axis", "ClientRule", "Config", "Context", "Data", "InCo", "Layout", "Local"]
+__all__ += ["LocalSettings", "Method", "Metric", "Result", "Run", "ServerAdam", "ServerMomentum", "ServerRule"]
+__all__ += ["ServerSchedule", "ServerYogi", "Task", "Upload", "load_config", "load_model", "make_config", "make_model"]
+__all__ += ["mix", "run", "run_round"]
 __version__ = "0.2.0"
 
 

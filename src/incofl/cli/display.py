@@ -127,7 +127,7 @@ def print_table(console: Console, lines: Sequence[Sequence[str]], title: str = "
         table.add_row(*row)
     console.print(table, width=max(console.width, _width(widths)), crop=False)
     if left_out := [heading for heading in lines[0] if heading not in [column[0] for column in columns]]:
-        console.print(f"left out, the terminal is too narrow: {', '.join(left_out)}", soft_wrap=True)
+        console.print(f"left out, the terminal is too narrow: {', '.join(left_out)}")
 
 
 def _width(widths: Iterable[int]) -> int:

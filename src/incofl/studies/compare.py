@@ -183,7 +183,7 @@ def table(results: Sequence[MethodResult]) -> list[list[str]]:
     last = ["last round"] if first.last != first.tail else []  # a short run is judged by its last round
     gap_headings = (f"minus {first.method}", "visible from", "wins")
     lines = [["method", *last, first.measure, *(f"level {level}" for level in levels), *gap_headings]]
-    shown = functools.partial(plus_minus, **({"scale": 100} if first.percent else {"digits": 3}))
+    shown = functools.partial(plus_minus, **({"digits": 1, "scale": 100} if first.percent else {"digits": 3}))
     for result in results:
         means = [*([result.last] if last else []), result.tail, *(result.by_level.get(level) for level in levels)]
         cells, gap = [shown(mean.mean, mean.half_width) if mean else "" for mean in means], ["", "", ""]
