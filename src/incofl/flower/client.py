@@ -1,12 +1,12 @@
 """A node: Flower's ``ClientApp`` around the one local training loop."""
 
+import contextlib
 import dataclasses
-import functools
 import resource
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -15,31 +15,36 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from incofl.client import Score
-from incofl.config import make_config
+from incofl.config import Config, make_config
+from incofl.config.objects import GIVEN, OBJECTS, name_of
 from incofl.costs import read_limits
+from incofl.data import Data
 from incofl.engine.build import build
-from incofl.engine.executor import make_upload
 from incofl.engine.federation import Federation
+from incofl.engine.run import AnyModel
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError, IncoflError
 from incofl.flower.memory import NodeMemory
-from incofl.flower.messages import (
-    Answer,
-    Report,
-    decode_order,
-    encode_answer,
-    encode_problem,
-    encode_reply,
-)
-from incofl.flower.task import Task, build_own
+from incofl.flower.protocol import Answer, Order, Report, decode_order, encode_answer, encode_problem, encode_reply
+from incofl.method import Method
+from incofl.models import Model
+from incofl.models.pretrained import with_pretrained
+from incofl.split import Slice
+from incofl.task import Task
+from incofl.tensors import Tensors
 
-# Of a node's config; Flower's simulation sets num-partitions.
+# The keys of a node's config; Flower's simulation sets num-partitions.
 KEYS = {"partition-id", "level", "memory", "compute", "bandwidth", "state-dir", "data-root", "device", "num-partitions"}
 
 
-def make_client_app(task: Task | None = None) -> ClientApp:
-    """A client app that trains what the server sends: on a task's examples, or on a built-in data set's.
+def make_client_app(
+    *,
+    model: AnyModel = None,
+    data: Callable[[Context], Any] | Data | str | None = None,
+    method: Method | str | None = None,
+    task: Task | str | None = None,
+) -> ClientApp:
+    """A client app that trains what the server sends.
 
     A node's config (``flower-supernode --node-config``) may say:
 
@@ -51,92 +56,135 @@ def make_client_app(task: Task | None = None) -> ClientApp:
         state-dir      a folder for what it remembers, so that it survives a restart
         data-root      the folder of a built-in data set, instead of the server's data.root
         device         torch device, instead of the server's engine.device
+
+    Args:
+        model: what ``make_server_app`` was given.
+        data: a function of Flower's context that returns the node's examples, as ``Data`` or in a form that ``Data``
+            takes; the server never sees them. If it returns ``Data`` with a test part, the node evaluates each model
+            that it receives on it. Or what ``make_server_app`` was given, of which the node takes its client's part.
+        method: what ``make_server_app`` was given.
+        task: what ``make_server_app`` was given.
     """
-    app = ClientApp()
-    app.train()(functools.partial(_safely, functools.partial(_train, task)))
-    app.query()(functools.partial(_safely, functools.partial(_introduce, task)))
+    node, app = Node({"model": model, "data": data, "method": method, "task": task}), ClientApp()
+    for register, act in ((app.train, node.train), (app.query, node.introduce)):
+        register()(_safely(act))
     return app
 
 
-def _safely(act: Any, message: Message, context: Context) -> Message:
-    """Tells the server what went wrong, where that can be said in a line; what is a bug goes its way through Flower."""
-    try:
-        content = act(message.content, context)
-    except IncoflError as problem:
-        content = encode_problem(str(problem))
-    except (MemoryError, torch.OutOfMemoryError) as problem:
-        content = encode_problem(str(problem) or "MemoryError", memory=True)
-    except RuntimeError as problem:
-        if "can't allocate memory" not in str(problem):  # torch's own words on a CPU
-            raise
-        content = encode_problem(str(problem), memory=True)
-    return Message(content, reply_to=message)
+def _safely(act: Callable[[RecordDict, Context], RecordDict]) -> Callable[[Message, Context], Message]:
+    """Tells the server in one line what went wrong; a bug is passed on to Flower."""
+
+    def reply(message: Message, context: Context) -> Message:
+        try:
+            content = act(message.content, context)
+        except IncoflError as problem:
+            content = encode_problem(str(problem))
+        except (MemoryError, torch.OutOfMemoryError) as problem:
+            content = encode_problem(str(problem) or "MemoryError", "memory")
+        except RuntimeError as problem:
+            if "can't allocate memory" not in str(problem):  # torch's own words on a CPU
+                raise
+            content = encode_problem(str(problem), "memory")
+        return Message(content, reply_to=message)
+
+    return reply
 
 
-def _train(task: Task | None, content: RecordDict, context: Context) -> RecordDict:
-    """A turn."""
-    start, used = time.perf_counter(), _cpu_seconds()
-    order, state, sent = decode_order(content)
-    job = order.job
-    if order.known is not None and _said(context, client=job.client) != order.known:
-        return _introduce(task, content, context)  # it is not what it was, and this slice may be too large for it
-    federation, worker = _at_work(order.config, task, _text(context, "data-root"), _text(context, "device"))
-    if task is not None:
-        data = task.node_data(context)
-        federation = dataclasses.replace(federation, data=data, partition=Everything(len(data.train)))
-        worker = Worker(federation)
-    folder = _text(context, "state-dir")
-    memory = NodeMemory(context.state, order, Path(folder).expanduser() if folder else None)
-    remembered = memory.recall(federation)
-    score = Score(0, 0.0, 0)
-    if task is not None and len(federation.data.test):
-        # No more at a time than in training, for which the level was chosen.
-        score = worker.score(job.level, job.round, state, federation.data.test, federation.local.batch_size)
-    trained = worker.turn(job, state, sent, remembered)
-    memory.keep(trained.memory)
-    report = Report(
-        time.perf_counter() - start,
-        _cpu_seconds() - used,
-        peak_memory(),
-        remembered is None,
-        score.correct,
-        score.examples,
-    )
-    return encode_reply(make_upload(federation, job, trained), job.round, report)
+class Node:
+    """What a node does, with the objects that it was given."""
+
+    def __init__(self, objects: dict[str, Any]) -> None:
+        self._objects = {kind: value for kind, value in objects.items() if value is not None}
+        self._own_data = callable(objects["data"])
+        # The last that was built, and from what.
+        self._built: tuple[tuple[Any, ...], tuple[Config, Federation, Worker]] | None = None
+
+    def train(self, content: RecordDict, context: Context) -> RecordDict:
+        """A turn."""
+        start, used = time.perf_counter(), _cpu_seconds()
+        order, state, extra, frozen = decode_order(content)
+        job = order.job
+        if order.known is not None and _said(context, client=job.client) != order.known:
+            return self.introduce(content, context)  # it is not what it was, and this slice may be too large for it
+        config, federation, worker = self._prepared(order, context)
+        slice_ = federation.slice(job.level, job.round, job.client)
+        slice_.check(state, "the model that was sent")
+        folder = _text(context, "state-dir")
+        memory = NodeMemory(context.state, order, Path(folder).expanduser() if folder else None)
+        found = memory.frozen(frozen, lambda: _own_frozen(config, federation.model, slice_))
+        if found is None:
+            return encode_problem("its frozen parameters are not the server's", "frozen")
+        state |= found
+        remembered = memory.recall(federation)
+        held_out, tested, totals = federation.data.test, 0, tuple[float, ...]()
+        if self._own_data and len(held_out):
+            # No more at a time than in training, for which the level was chosen.
+            score = worker.score(job.level, job.round, state, held_out, federation.local.batch_size)
+            tested, totals = len(held_out), tuple(score.totals[federation.task.first].flatten().tolist())
+        upload = worker.turn(job, state, extra, remembered)
+        memory.keep(upload.memory)
+        times = time.perf_counter() - start, _cpu_seconds() - used
+        report = Report(*times, peak_memory(), remembered is None, tested, totals)
+        return encode_reply(upload, job.round, report)
+
+    def introduce(self, content: RecordDict, context: Context) -> RecordDict:
+        """What this node can do."""
+        if not self._own_data and (odd := sorted(context.node_config.keys() - KEYS)):  # a function may read others
+            raise ConfigError(f"node-config: unknown key {odd[0]!r}, expected some of {', '.join(sorted(KEYS))}")
+        examples = len(self._data(context).train) if self._own_data else None
+        return encode_answer(dataclasses.replace(_said(context), examples=examples))
+
+    def _data(self, context: Context, **known: Any) -> Data:
+        """The examples that only this node has, with what the server says of all."""
+        given = self._objects["data"](context)
+        return dataclasses.replace(given, **known) if isinstance(given, Data) else Data(given, **known)
+
+    def _prepared(self, order: Order, context: Context) -> tuple[Config, Federation, Worker]:
+        """What an order's turns are computed with: built once per process, not once per message."""
+        root, device = _text(context, "data-root"), _text(context, "device")
+        key = order.config, order.classes, order.vocabulary, order.sequence, root, device
+        objects, data = dict(self._objects), None
+        if self._own_data:
+            facts = {"vocabulary": order.vocabulary, "sequence": order.sequence}
+            objects["data"] = data = self._data(context, classes=order.classes or None, **facts)
+        if self._built is None or self._built[0] != key:
+            config = _agreed(order.config, objects)
+            place = dataclasses.replace(config.data, root=root or config.data.root)
+            engine = dataclasses.replace(config.engine, device=device or config.engine.device)
+            config = dataclasses.replace(config, data=place, engine=engine)
+            nobody = [torch.empty(0, dtype=torch.int64)] * config.num_clients
+            # Initial weights are not asked for: the order brings the model.
+            federation = build(config, nobody if self._own_data else None, begun=True)
+            self._built = key, (config, federation, Worker(federation))
+        config, federation, worker = self._built[1]
+        if data is not None:
+            federation = dataclasses.replace(federation, data=data, partition=Everything(len(data.train)))
+            worker = Worker(federation)
+        return config, federation, worker
 
 
-def _introduce(task: Task | None, content: RecordDict, context: Context) -> RecordDict:
-    """What this node can do."""
-    if task is None and (odd := sorted(context.node_config.keys() - KEYS)):  # a task may have keys of its own
-        raise ConfigError(f"node-config: unknown key {odd[0]!r}, expected some of {', '.join(sorted(KEYS))}")
-    examples = None if task is None else len(task.node_data(context).train)
-    return encode_answer(dataclasses.replace(_said(context), examples=examples))
+def _agreed(toml: str, objects: dict[str, Any]) -> Config:
+    """The server's config, if this node was given the objects that it names."""
+    theirs, hint = tomllib.loads(toml), "give make_server_app and make_client_app the same objects"
+    for kind, (table, key) in OBJECTS.items():
+        named = (theirs[table] if table else theirs)[key]
+        own = name_of(objects[kind], kind) if kind in objects else "nothing"
+        if own != named and (kind in objects or named.startswith(GIVEN)):
+            raise ConfigError(f"{kind}: the server has {named}, this node {own}; {hint}")
+    config = make_config(theirs, **objects)
+    ours = tomllib.loads(config.to_toml())
+    for key in ours.keys() | theirs.keys():
+        if ours.get(key) != theirs.get(key):
+            raise ConfigError(f"{key}: the server has {theirs.get(key)}, this node {ours.get(key)}; {hint}")
+    return config
 
 
-def _said(context: Context, client: int | None = None) -> Answer:
-    """What a node's config says of it; one that names no client is the one that it is taken for."""
-    known = context.node_config
-    named = _number(known, "partition-id")
-    limits = read_limits(known, "node-config")
-    return Answer(client if named is None else named, _number(known, "level"), limits or None)
-
-
-@functools.lru_cache(maxsize=4)
-def _at_work(toml: str, task: Task | None, root: str | None, device: str | None) -> tuple[Federation, Worker]:
-    """Data and modules of a run: built once per process, not once per message."""
-    values = tomllib.loads(toml)
-    if root:
-        values["data"]["root"] = root
-    if device:
-        values["engine"]["device"] = device
-    if task is not None:
-        task.introduce()
-    config = make_config(values)
-    if task is not None and make_config(values, task.overrides) != config:
-        raise ConfigError(f"model.name: the server's is {config.model.name!r}, expected that of this node's task")
-    # Initial weights are not asked for: the order brings the model.
-    federation = build(config, begun=True) if task is None else build_own(config, dataclasses.replace(task, test=None))
-    return federation, Worker(federation)
+def _own_frozen(config: Config, model: Model, slice_: Slice) -> Tensors:
+    """The frozen part of a slice as this node's own build of the model has it."""
+    if config.model.pretrained is not None:
+        with contextlib.suppress(ConfigError):  # without the file, the server sends the frozen part
+            model = with_pretrained(model, config.model.pretrained)
+    return slice_.look({name: model.initial[name] for name in slice_.frozen})
 
 
 class Everything(Sequence[Tensor]):
@@ -154,6 +202,13 @@ class Everything(Sequence[Tensor]):
     def __getitem__(self, client: slice) -> Sequence[Tensor]: ...
     def __getitem__(self, client: int | slice) -> Tensor | Sequence[Tensor]:
         return self if isinstance(client, slice) else self._all
+
+
+def _said(context: Context, client: int | None = None) -> Answer:
+    """What a node's config says of it; one that names no client is the one that it is taken for."""
+    known = context.node_config
+    named, limits = _number(known, "partition-id"), read_limits(known, "node-config")
+    return Answer(client if named is None else named, _number(known, "level"), limits or None)
 
 
 def _text(context: Context, key: str) -> str | None:

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 
 from incofl.config import Config
 from incofl.engine.federation import Federation
-from incofl.engine.records import Row
-from incofl.engine.run import Progress
+from incofl.engine.progress import Progress
+from incofl.engine.run_folder import Row
 from incofl.errors import ConfigError
 
 PER_NODE = {

@@ -13,7 +13,7 @@ from incofl.models.infer.dims import Atom, Dims, leaves, length
 from incofl.models.infer.trace import Trace, export, first_line, shapes_of, where
 from incofl.split.slice import cut
 from incofl.split.submodel import Skip, submodel
-from incofl.split.width import kept
+from incofl.split.splitter import kept
 
 SHARE = 0.5  # of the units that a trial keeps
 

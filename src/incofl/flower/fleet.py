@@ -1,4 +1,4 @@
-"""The fleet: which node is which client, and the largest sub-model that each can bear.
+"""The fleet: which node is which client, and the largest sub-model that each can afford.
 
 A node says its limits, or the level it wants; one that says nothing gets the level that the config gives its client
 number. A node that misses deadlines or runs out of memory gets a smaller one. All of it is remembered in the run folder
@@ -16,7 +16,7 @@ from incofl.costs import Cost, DeviceClass, assign
 from incofl.engine.checkpoint import write_json
 from incofl.engine.federation import ClientLevels, ListedLevels
 from incofl.errors import ConfigError, RunError
-from incofl.flower.messages import Answer
+from incofl.flower.protocol import Answer
 
 
 @dataclass
@@ -26,11 +26,11 @@ class Node:
     Attributes:
         client: its number in the federation.
         node: its id in Flower.
-        level: what it gets.
+        level: the level that it gets.
         wanted: the level that it asked for.
-        limits: that it named.
-        examples: that it has, where the server cannot know.
-        missed: deadlines in a row.
+        limits: the limits that it named.
+        examples: number of its training examples, where only the node has them.
+        missed: number of deadlines that it missed in a row.
     """
 
     client: int

@@ -15,10 +15,12 @@ from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError
 
 from incofl.errors import RunError, UploadError
-from incofl.flower.messages import one_line
+from incofl.flower.protocol import one_line
 
 T = TypeVar("T")
-TRANSFER = 60.0  # seconds that a reply has, at least, from its announcement until it is here
+TRANSFER = 60.0  # least seconds that a reply has from its announcement until it has arrived
+CLOCKS = 60.0  # seconds by which the clocks of server and nodes may differ
+STALL = 2.0  # seconds after which a fetch keeps nobody else waiting
 # What Flower raises at what a stranger sent.
 UNREADABLE = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
@@ -27,13 +29,13 @@ UNREADABLE = (
 
 
 def in_background(act: Callable[[], T]) -> Future[T]:
-    """What comes of an act, which goes on whether anybody waits for it or not."""
+    """The outcome of a call that goes on whether anybody waits for it or not."""
     outcome: Future[T] = Future()
 
     def perform() -> None:
         try:
             outcome.set_result(act())
-        except BaseException as problem:  # whoever waits for the outcome gets it
+        except BaseException as problem:  # passed on to the thread that waits for the outcome
             outcome.set_exception(problem)
 
     threading.Thread(target=perform, daemon=True).start()
@@ -44,7 +46,7 @@ def ask(act: Callable[[], T], seconds: float) -> T:
     """What the SuperLink answers.
 
     Raises:
-        RunError: it does not, for so many seconds.
+        RunError: it does not answer within that time.
     """
     try:
         return in_background(act).result(seconds)
@@ -61,10 +63,9 @@ def push(grid: Grid, message: Message, seconds: float) -> str | None:
 
 
 class Fetch:
-    """A look for the reply to a message."""
+    """A look for the reply to a message, which says whose reply it is: errors are sent by the SuperLink."""
 
     def __init__(self, grid: Grid, message: str) -> None:
-        """Whose reply it is follows from the message: errors are sent by the SuperLink."""
         self.begun = time.monotonic()
 
         def look() -> Message | None:
@@ -83,7 +84,7 @@ class Fetch:
 
         Raises:
             UploadError: it cannot be read.
-            TimeoutError: it is not here after so many seconds; it may come later.
+            TimeoutError: it has not arrived within that time; it may come later.
         """
         try:
             return self._reply.result(seconds)
@@ -92,6 +93,6 @@ class Fetch:
             raise UploadError(f"its reply cannot be read: {reason}") from None
 
 
-def words(reply: Message) -> str:
+def reason_of(reply: Message) -> str:
     """Why there is no content in a reply."""
     return one_line(reply.error.reason or f"error {reply.error.code}") if reply.has_error() else "an empty reply"

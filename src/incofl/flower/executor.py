@@ -1,0 +1,236 @@
+"""An executor whose clients are nodes of a Flower grid.
+
+Replies are fetched as they come, checked, and added up in the order of the schedule, so that sums do not depend on who
+is first. Early replies wait on disk: the server holds one upload, and those that are just arriving.
+"""
+
+import math
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import ArrayRecord, Message, MessageType
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from incofl.client import Upload
+from incofl.config import Config
+from incofl.engine.executor import InProcess, Lost
+from incofl.engine.federation import Federation, Job
+from incofl.engine.run_folder import Row
+from incofl.engine.trace import Trace
+from incofl.errors import UploadError
+from incofl.flower.early_replies import Reply
+from incofl.flower.fleet import Fleet
+from incofl.flower.held_out import HeldOut
+from incofl.flower.memory import MemoryLedger
+from incofl.flower.protocol import (
+    Changed,
+    LacksFrozen,
+    Order,
+    OutOfMemory,
+    Report,
+    arrays,
+    decode_reply,
+    digest,
+    encode_order,
+    num_bytes,
+)
+from incofl.flower.settings import Settings
+from incofl.flower.transport import CLOCKS, STALL, TRANSFER, Fetch, push, reason_of
+from incofl.server import Server
+
+CRASHED = 8  # Flower's code for a client app whose process died
+
+
+class Missed(UploadError):
+    """A node that cannot keep up."""
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """The tensors of an order: the slice without its frozen part, what else the method sends, and the frozen part."""
+
+    model: ArrayRecord
+    extra: ArrayRecord
+    frozen: dict[str, Tensor]
+    digest: str
+
+
+@dataclass
+class Turn:
+    """A job that was sent to a node, if it could be, and its outcome."""
+
+    job: Job
+    node: int
+    shipment: Shipment
+    message: str | None = None
+    sent: float = 0.0
+    bytes_down: int = 0
+    with_frozen: bool = False
+    fetch: Fetch | None = None
+    outcome: Reply | UploadError | None = None
+
+
+class GridExecutor:
+    """Sends turns to nodes; evaluates in this process, which has the test set."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        config: Config,
+        federation: Federation,
+        fleet: Fleet,
+        ledger: MemoryLedger,
+        settings: Settings,
+        trace: Trace | None = None,
+    ) -> None:
+        self._grid, self._config, self._federation, self._fleet = grid, config.to_toml(), federation, fleet
+        self._ledger, self._settings, self._trace = ledger, settings, trace or Trace()
+        local = InProcess(federation, trace)
+        self.evaluate, self.measure = local.evaluate, local.measure
+        self._shipments: dict[int, Shipment] = {}
+        self._abandoned: dict[int, Fetch] = {}  # by node, replies that were not here in time and may still come
+        self._early = Path(settings.out) / "early"
+        shutil.rmtree(self._early, ignore_errors=True)  # left by a process that was killed
+        self.observed: list[Row] = []  # a line for each reply of the last round
+        self.reports: list[Report] = []  # likewise
+        self.held_out = HeldOut(federation)
+
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
+        """The uploads in the order of the jobs."""
+        self.observed, self.reports, self._shipments = [], [], {}
+        self._abandoned = {node: fetch for node, fetch in self._abandoned.items() if fetch.running}
+        waiting, under_way = deque(jobs), deque[Turn]()
+        while waiting or under_way:
+            while waiting and len(under_way) < self._settings.window:
+                under_way.append(self._begin(server, waiting.popleft()))
+            start = time.perf_counter()
+            turn = under_way.popleft()
+            while turn.outcome is None:
+                self._look(turn)
+                for other in under_way:
+                    self._look(other, early=True)
+                if turn.outcome is None:
+                    time.sleep(self._settings.poll)
+            self._trace.add(str(turn.job), "nodes", start, time.perf_counter())
+            yield [self._result(turn)]
+        self._shipments = {}
+
+    def close(self) -> None:
+        """Removes what waited on disk; the grid is Flower's."""
+        shutil.rmtree(self._early, ignore_errors=True)
+
+    def _begin(self, server: Server, job: Job) -> Turn:
+        turn = Turn(job, self._fleet.nodes[job.client].node, self._shipment(server, job))
+        if turn.node in self._abandoned:
+            turn.outcome = UploadError("its reply to an earlier order is still on its way")
+        else:
+            self._send(turn)
+        return turn
+
+    def _shipment(self, server: Server, job: Job) -> Shipment:
+        if job.level in self._shipments:
+            return self._shipments[job.level]
+        slice_ = self._federation.slice(job.level, job.round, job.client)
+        held, extra = slice_.look(server.state(job.level)), self._federation.method.server.extra_for_client
+        frozen = {name: held.pop(name) for name in slice_.frozen}
+        shipment = Shipment(arrays(held), arrays(slice_.look(extra(server, job.level))), frozen, digest(frozen))
+        if not self._federation.splitter.by_client:  # then it is the same for all nodes of a level
+            self._shipments[job.level] = shipment
+        return shipment
+
+    def _send(self, turn: Turn) -> None:
+        node, shipment, data = self._fleet.nodes[turn.job.client], turn.shipment, self._federation.data
+        order = Order(
+            self._fleet.run,
+            self._config,
+            turn.job,
+            self._ledger.manifest.get(turn.job.client),
+            node.known,
+            shipment.digest,
+            classes=data.classes or 0,
+            vocabulary=data.vocabulary,
+            sequence=data.sequence,
+        )
+        frozen = arrays(shipment.frozen) if turn.with_frozen else None
+        content = encode_order(order, shipment.model, shipment.extra, frozen)
+        deadline, group = self._settings.deadline, str(turn.job.round + 1)
+        message = Message(content, turn.node, MessageType.TRAIN, ttl=deadline + CLOCKS, group_id=group)
+        turn.message = push(self._grid, message, max(deadline, TRANSFER))
+        turn.sent = time.monotonic()
+        turn.bytes_down += num_bytes(content)
+        if turn.message is None:
+            turn.outcome = UploadError("its order could not be sent")
+
+    def _look(self, turn: Turn, early: bool = False) -> None:
+        """Looks for a reply and takes it in; an ``early`` one is put on disk."""
+        if turn.outcome is not None or turn.message is None:
+            return
+        until = turn.sent + self._settings.deadline
+        fetch = turn.fetch = turn.fetch or Fetch(self._grid, turn.message)
+        try:
+            reply = fetch.reply(STALL)
+        except TimeoutError:
+            if time.monotonic() > max(until, fetch.begun + TRANSFER):
+                turn.outcome = Missed(f"its reply has not arrived whole after {time.monotonic() - turn.sent:.0f} s")
+                self._abandoned[turn.node] = fetch
+            return
+        except UploadError as problem:
+            turn.outcome = problem
+            return
+        turn.fetch = None
+        if reply is None:
+            if fetch.begun > until:  # one that was begun before might have missed what came since
+                turn.outcome = Missed(f"silent for {self._settings.deadline:g} s, its deadline")
+            return
+        turn.outcome = self._checked(turn, reply)
+        if isinstance(turn.outcome, LacksFrozen) and not turn.with_frozen:
+            turn.outcome, turn.with_frozen = None, True
+            self._send(turn)
+        elif early and isinstance(turn.outcome, Reply):
+            turn.outcome = turn.outcome.stored(self._early / f"client-{turn.job.client}.safetensors")
+
+    def _checked(self, turn: Turn, reply: Message) -> Reply | UploadError:
+        """What a reply holds, if that can be accepted."""
+        if not reply.has_content():
+            crashed = reply.has_error() and reply.error.code == CRASHED
+            return (Missed if crashed else UploadError)(reason_of(reply))
+        try:
+            upload, report = decode_reply(reply.content, self._federation, turn.job, math.prod(self.held_out.shape))
+            self.held_out.check(report)
+        except UploadError as problem:
+            return problem
+        return Reply(upload, report, num_bytes(reply.content))
+
+    def _result(self, turn: Turn) -> Upload | Lost:
+        """What the round gets of a turn, and what the fleet learns from it."""
+        client, outcome = turn.job.client, turn.outcome
+        if not isinstance(outcome, Reply):
+            learnt = ""
+            if isinstance(outcome, Changed):
+                learnt = f"; {self._fleet.hear(turn.node, outcome.answer)}"
+            elif isinstance(outcome, Missed | OutOfMemory):
+                learnt = self._missed(client, at_once=isinstance(outcome, OutOfMemory))
+            return Lost(client, f"node {turn.node}: {outcome}{learnt}")
+        self._fleet.succeeded(client)
+        report = outcome.report
+        row: Row = {"client": client, "node": str(turn.node), "level": turn.job.level}
+        row |= {"seconds": round(report.seconds, 3), "cpu_seconds": round(report.cpu_seconds, 3)}
+        row |= {"peak_memory": report.peak_memory, "bytes_up": outcome.bytes_up, "bytes_down": turn.bytes_down}
+        if report.forgot:
+            row["forgot"] = True
+        if report.tested:
+            row |= {"accuracy": self.held_out.value([report]), "tested": report.tested}
+        self.observed.append(row)
+        self.reports.append(report)
+        return outcome.whole()
+
+    def _missed(self, client: int, at_once: bool = False) -> str:
+        """Gives a node that cannot keep up a smaller model, at once or when its patience is over; says so."""
+        own = self._federation.method.level == "own"  # or all train the same, whatever they can
+        smaller = own and (self._fleet.overwhelmed(client) if at_once else self._fleet.missed(client))
+        return f"; it gets level {self._fleet.nodes[client].level} from now on" if smaller else ""

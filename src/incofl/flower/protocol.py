@@ -1,0 +1,342 @@
+"""What server and nodes tell each other, and how little of what a node says is believed.
+
+A reply is data from a stranger. Names, types and shapes are compared exactly with the slice that was sent, sizes before
+anything is read: an array of garbage, of one element that would be broadcast, or whose header promises a terabyte costs
+nothing but its refusal. Values are looked at where every upload's are, in ``engine.round.check``.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from incofl.client import Upload
+from incofl.engine.federation import Federation, Job
+from incofl.errors import UploadError
+from incofl.tensors import Tensors, empty
+
+VERSION = 2  # of everything below; server and nodes must agree
+HEADER = 1024  # bytes that an array's own header may take, at most
+LARGEST = 2**53  # bound of whole numbers that a node may report
+LIMITS = ("memory", "compute", "bandwidth")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a node says of itself; what it leaves open is ``None``.
+
+    Attributes:
+        client: its number in the federation.
+        level: the level that it wants.
+        limits: memory, compute and bandwidth, as in ``DeviceClass``.
+        examples: number of its training examples, where only the node has them.
+    """
+
+    client: int | None = None
+    level: int | None = None
+    limits: Mapping[str, int] | None = None
+    examples: int | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the server tells a node to do.
+
+    Attributes:
+        run: identifies the run, for what a node remembers of it.
+        config: the run's config, as TOML.
+        job: client, level and round.
+        memory: level and round of the turn from whose memory the node starts: its last accepted one.
+        known: what the node has said of itself, as far as its slice depends on it.
+        frozen: digest of the frozen part of the slice; empty if nothing is frozen.
+        classes: number of classes of the server's data; 0: unknown.
+        vocabulary: number of tokens of the server's data; 0: not a text.
+        sequence: whether every position of a text has a target of its own.
+    """
+
+    run: str
+    config: str
+    job: Job
+    memory: tuple[int, int] | None = None
+    known: Answer | None = None
+    frozen: str = ""
+    classes: int = 0
+    vocabulary: int = 0
+    sequence: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a node measured of its turn.
+
+    Attributes:
+        seconds: duration of the turn.
+        cpu_seconds: processor time.
+        peak_memory: bytes that the node's process used at its peak, since its start.
+        forgot: whether it had no memory where the server expected one.
+        tested: number of examples that the node holds out.
+        totals: of the task's first metric, of the model that it was sent, on these examples.
+    """
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_memory: int = 0
+    forgot: bool = False
+    tested: int = 0
+    totals: tuple[float, ...] = ()
+
+
+class OutOfMemory(UploadError):
+    """A node had too little memory for its turn."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"out of memory ({reason})")
+
+
+class LacksFrozen(UploadError):
+    """A node does not have the frozen parameters of its slice."""
+
+
+class Changed(UploadError):
+    """A node is not what it was when its slice was cut."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__("it says other limits than before")
+        self.answer = answer
+
+
+PROBLEMS = {"memory": OutOfMemory, "frozen": LacksFrozen}
+
+
+def encode_order(order: Order, model: ArrayRecord, extra: ArrayRecord, frozen: ArrayRecord | None = None) -> RecordDict:
+    """A turn: the slice without its frozen part, what else the method sends, and what to do with it.
+
+    The ``frozen`` part is sent to a node that has said that it lacks it.
+    """
+    record = {field.name: getattr(order, field.name) for field in dataclasses.fields(order)}
+    level, round = record.pop("memory") or (-1, -1)
+    record |= vars(record.pop("job")) | {"version": VERSION, "memory_level": level, "memory_round": round}
+    known = record.pop("known")
+    content = RecordDict({"model": model, "extra": extra, "order": ConfigRecord(record)})
+    if frozen is not None:
+        content["frozen"] = frozen
+    return content if known is None else RecordDict({**content, **encode_answer(known)})
+
+
+def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors, Tensors]:
+    """The order, the model, what else the method sends, and the frozen part, if it was sent; the server is trusted."""
+    record = dict(content["order"])
+    if (version := record.pop("version")) != VERSION:
+        raise UploadError(f"the server speaks version {version} of the messages, this node {VERSION}")
+    job = Job(*(record.pop(name) for name in ("client", "level", "round")))
+    level, round = record.pop("memory_level"), record.pop("memory_round")
+    known = _read_answer(content["answer"]) if "answer" in content else None
+    order = Order(job=job, memory=(level, round) if round >= 0 else None, known=known, **record)
+    model, extra, frozen = (
+        content[name].to_torch_state_dict() if name in content else {} for name in ("model", "extra", "frozen")
+    )
+    return order, model, extra, frozen
+
+
+def encode_reply(upload: Upload, round: int, report: Report) -> RecordDict:
+    """The result of a turn."""
+    record: dict[str, Any] = {"version": VERSION, "round": round}
+    record |= {name: getattr(upload, name) for name in ("client", "level", "examples", "steps", "loss")}
+    record |= dataclasses.asdict(report) | {"forgot": int(report.forgot), "totals": list(report.totals)}
+    record["labels"] = [] if upload.labels is None else upload.labels.tolist()
+    tensors = {"update": upload.update, "buffers": upload.buffers, "extra": upload.extra}
+    return RecordDict({name: arrays(part) for name, part in tensors.items()} | {"report": MetricRecord(record)})
+
+
+def encode_problem(reason: str, kind: str = "") -> RecordDict:
+    """Why there is no result; ``kind`` is ``memory`` or ``frozen`` if one of these was missing."""
+    return RecordDict({"problem": ConfigRecord({"version": VERSION, "reason": reason, "kind": kind})})
+
+
+def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: int = 0) -> tuple[Upload, Report]:
+    """The upload of a job, and what the node measured: ``totals`` numbers if it holds out examples, else none.
+
+    Raises:
+        OutOfMemory: the node says so.
+        LacksFrozen: the node says so.
+        Changed: it says what it can do now.
+        UploadError: it says that something else went wrong, or what it says is not acceptable.
+    """
+    raise_problem(content)
+    if "answer" in content:
+        raise Changed(decode_answer(content))
+    _check_keys(content, {"update", "buffers", "extra", "report"}, "the reply")
+    layout, slice_ = federation.model.layout, federation.slice(job.level, job.round, job.client)
+    extra = federation.method.client.extra(layout)
+    tensors = {
+        part: _decode(content[part], {n: shape for n, shape in slice_.shapes.items() if n in names}, federation, part)
+        for part, names in (("update", layout.parameters), ("buffers", layout.buffers), ("extra", extra))
+    }
+    record = content["report"]
+    if not isinstance(record, MetricRecord):
+        raise UploadError("'report' is not a record of metrics")
+    wholes = ("version", "round", "client", "level", "examples", "steps", "peak_memory", "forgot", "tested")
+    reals = ("loss", "seconds", "cpu_seconds")
+    _check_keys(record, {*wholes, *reals, "labels", "totals"}, "'report'")
+    whole = {name: _whole(record[name], name) for name in wholes}
+    real = {name: _real(record[name], name) for name in reals}
+    for name, value in {"version": VERSION, "round": job.round, "client": job.client, "level": job.level}.items():
+        if whole[name] != value:
+            raise UploadError(f"it replies for {name} {whole[name]}, expected {value}")
+    examples = len(federation.partition[job.client])
+    if len(federation.data.train) and whole["examples"] != examples:
+        raise UploadError(f"it has {whole['examples']} examples, expected {examples}; is its data-root another?")
+    local = federation.local
+    most = local.epochs * math.ceil(whole["examples"] / local.batch_size)
+    if whole["steps"] > most:
+        raise UploadError(f"it has made {whole['steps']} steps, expected at most {most}")
+    classes = federation.data.classes if federation.task.classes else None
+    labels = [_whole(count, "labels") for count in _numbers(record["labels"], classes or 0, "labels")]
+    if whole["tested"] and not totals:
+        raise UploadError(f"it has tested {whole['tested']} examples, expected none")
+    found = [_real(total, "totals") for total in _numbers(record["totals"], totals if whole["tested"] else 0, "totals")]
+    upload = Upload(
+        **tensors,
+        client=job.client,
+        level=job.level,
+        slice=slice_,
+        examples=whole["examples"],
+        steps=whole["steps"],
+        loss=real["loss"],
+        labels=None if classes is None else torch.tensor(labels),
+        normaliser=federation.method.client.normaliser(local, whole["steps"]),  # scales all updates of a round
+    )
+    measured = {name: whole[name] for name in ("peak_memory", "tested")}
+    times = {name: real[name] for name in ("seconds", "cpu_seconds")}
+    return upload, Report(**times, **measured, forgot=bool(whole["forgot"]), totals=tuple(found))
+
+
+def encode_question() -> RecordDict:
+    """Asks a node what it can do."""
+    return RecordDict({"question": ConfigRecord({"version": VERSION})})
+
+
+def encode_answer(answer: Answer) -> RecordDict:
+    """What a node says of itself."""
+    said = {"client": answer.client, "level": answer.level, "examples": answer.examples, **(answer.limits or {})}
+    known = {name: value for name, value in said.items() if value is not None}
+    return RecordDict({"answer": ConfigRecord({"version": VERSION, **known})})
+
+
+def decode_answer(content: RecordDict) -> Answer:
+    """What a node says of itself, checked."""
+    raise_problem(content)
+    _check_keys(content, {"answer"}, "the answer")
+    return _read_answer(content["answer"])
+
+
+def _read_answer(record: Any) -> Answer:
+    if not isinstance(record, ConfigRecord) or record.keys() - {"version", "client", "level", "examples", *LIMITS}:
+        raise UploadError("the answer holds what was not asked for")
+    said = {name: _whole(value, name) for name, value in record.items()}
+    if said.pop("version", None) != VERSION:
+        raise UploadError(f"it speaks another version of the messages, expected {VERSION}")
+    own = {name: said.pop(name) for name in LIMITS if name in said}
+    return Answer(said.get("client"), said.get("level"), own or None, said.get("examples"))
+
+
+def raise_problem(content: RecordDict) -> None:
+    """Raises what a node says went wrong, if it says so."""
+    if "problem" in content and isinstance(content["problem"], ConfigRecord):
+        record = content["problem"]
+        raise PROBLEMS.get(str(record.get("kind")), UploadError)(one_line(str(record.get("reason"))))
+
+
+def one_line(text: str) -> str:
+    """The last line of what may be a traceback, not too long, and nothing that a terminal would obey."""
+    lines = [line.strip() for line in text[-4096:].splitlines() if line.strip()]
+    return "".join(c if c.isprintable() else "?" for c in lines[-1][:300]) if lines else "no reason given"
+
+
+def arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Named tensors as a record: npy bytes, no pickle."""
+    return ArrayRecord({name: Array(value.detach().cpu().numpy()) for name, value in tensors.items()})
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Identifies tensors by their names, types, shapes and values; empty if there are none."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, value in sorted(tensors.items()):
+        array = np.ascontiguousarray(value.detach().cpu().numpy())
+        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        found.update(array.tobytes())
+    return found.hexdigest() if tensors else ""
+
+
+def num_bytes(content: RecordDict) -> int:
+    """Bytes of the arrays in a message."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+
+
+def _decode(record: Any, shapes: Mapping[str, tuple[int, ...]], federation: Federation, part: str) -> Tensors:
+    """The tensors of a record, if they have exactly these names and shapes and the server's types."""
+    if not isinstance(record, ArrayRecord):
+        raise UploadError(f"{part!r} is not a record of arrays")
+    _check_keys(record, set(shapes), repr(part))
+    found: Tensors = {}
+    for name, shape in shapes.items():
+        array, dtype = record[name], federation.model.initial[name].dtype
+        expected = np.dtype(str(dtype).removeprefix("torch."))
+        size, got = math.prod(shape) * expected.itemsize, len(array.data)
+        if array.stype != "numpy.ndarray" or got > size + HEADER:
+            raise UploadError(f"{part} {name!r} has {got} bytes of {array.stype[:20]!r}, its slice expects {size}")
+        held, fortran, kind, start = _header(array.data, f"{part} {name!r}")
+        if held != shape or tuple(array.shape) != shape or kind != expected or got != start + size:
+            raise UploadError(
+                f"{part} {name!r} has shape {held} of {kind} in {got} bytes, its slice expects {shape} of {expected}; "
+                "was it trained with another round's slice?"
+            )
+        values = np.frombuffer(array.data, expected, offset=start).reshape(shape, order="F" if fortran else "C")
+        # A copy, in the order of memory that all tensors of models have: bytes that came cannot be written to.
+        found[name] = empty(shape, dtype)
+        np.copyto(found[name].numpy(), values)
+    return found
+
+
+def _header(data: bytes, what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """What the header of npy bytes claims: shape, whether columns come first, type; and where it ends."""
+    file = BytesIO(data[: 2 * HEADER])
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError
+        shape, fortran, kind = np.lib.format.read_array_header_1_0(file, max_header_size=HEADER)
+    except Exception:  # a parser may raise anything at what a stranger sent
+        raise UploadError(f"{what} is not an array") from None
+    return tuple(shape), fortran, kind, file.tell()
+
+
+def _check_keys(record: Mapping[str, Any], expected: set[str], what: str) -> None:
+    if odd := record.keys() ^ expected:
+        name = min(odd, key=str)
+        raise UploadError(f"{what} {'holds' if name in record else 'lacks'} {str(name)[:100]!r}")
+
+
+def _numbers(value: Any, length: int, name: str) -> Sequence[Any]:
+    if not isinstance(value, list) or len(value) != length:
+        raise UploadError(f"{name!r} is not a list of {length} numbers")
+    return value
+
+
+def _whole(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < LARGEST:
+        raise UploadError(f"{name!r} is {str(value)[:40]}, expected a whole number >= 0")
+    return value
+
+
+def _real(value: Any, name: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise UploadError(f"{name!r} is {str(value)[:40]}, expected a number")
+    return float(value)
