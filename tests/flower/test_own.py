@@ -259,13 +259,14 @@ def test_a_node_with_other_objects_says_so(
         return (x[:, :, :4], y) if what == "shape" else (x, y + 3)
 
     same = "give make_server_app and make_client_app the same objects"
-    given, reason = {
+    cases: dict[str, tuple[Objects, str]] = {
         "model": ({"model": another}, f"another; {same}"),
         "task": ({"task": "segmentation"}, f"task: the server has classification, this node segmentation; {same}"),
         "no model": ({"model": None}, f"model: the server has object:model, this node nothing; {same}"),
         "shape": ({"data": data}, "model.name: example:model fails on a batch of shape (3, 1, 4, 8)"),
         "labels": ({"data": data}, "train: a target is 12, expected classes below 10"),
-    }[what]
+    }
+    given, reason = cases[what]
     with pytest.raises(RunError, match="0 accepted replies"):
         train(example["config"], tmp_path / "run", ours, theirs | given, rounds=1, attempts=1)
     assert reason in caplog.text
@@ -345,7 +346,7 @@ def test_a_misspelt_key_of_a_nodes_config_is_named(tmp_path: Path) -> None:
     serve(grid, config, settings(tmp_path / "run", wait=1))
     (refused,) = json.loads((tmp_path / "run" / "nodes.json").read_text())["refused"]
     assert refused["node"] == "2"
-    assert refused["reason"].startswith("node-config: unknown key 'levle', expected some of bandwidth, compute, ")
+    assert refused["reason"] == "config: unknown key 'node-config.levle'; did you mean 'level'?"
 
 
 def test_serve_is_what_the_app_calls(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from incofl.errors import UploadError
 from incofl.flower import make_client_app
 from incofl.flower.protocol import (
     Answer,
+    DataFacts,
     Order,
     OutOfMemory,
     arrays,
@@ -198,7 +199,7 @@ def test_what_nodes_say_went_wrong(federation: Federation) -> None:
 def test_orders_and_answers_come_back() -> None:
     tensors = {"a": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), "n": torch.tensor(7)}
     for memory, known in ((None, None), ((2, 0), Answer(0, 1, {"memory": 7}))):
-        order = Order("run", "seed = 1", JOB, memory, known, "abc", classes=10, vocabulary=65, sequence=True)
+        order = Order("run", "seed = 1", JOB, memory, known, "abc", DataFacts(10, 65, True))
         frozen = None if memory is None else arrays({"f": torch.ones(2)})
         found, model, extra, frozen_part = decode_order(wired(encode_order(order, arrays(tensors), arrays({}), frozen)))
         assert found == order

@@ -2,8 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from logging import getLogger
 from pathlib import Path
 
@@ -26,18 +25,10 @@ from incofl.flower.fleet import Fleet
 from incofl.flower.memory import MemoryLedger
 from incofl.flower.protocol import decode_answer, encode_question
 from incofl.flower.settings import Settings
-from incofl.flower.transport import CLOCKS, STALL, TRANSFER, Fetch, ask, push, reason_of
+from incofl.flower.transport import CLOCKS, TRANSFER, Exchange, ask, reason_of
 
 LOG = getLogger("flwr")  # Flower shows what is logged there to everybody who watches the run
 SAVED = "finished rounds are saved: resume=true continues"
-
-
-@dataclass
-class Question:
-    """A question to a node, and the look for its answer that is under way."""
-
-    node: int
-    fetch: Fetch | None = None
 
 
 class FlowerBackend:
@@ -45,7 +36,7 @@ class FlowerBackend:
 
     def __init__(self, grid: Grid, settings: Settings) -> None:
         self._grid, self._settings = grid, settings
-        self._asked: dict[str, Question] = {}
+        self._asked: dict[int, Exchange] = {}  # by node, questions without an answer
         self._attempts = 0
         self._begun = False
 
@@ -90,8 +81,11 @@ class FlowerBackend:
             if ids != before:  # a node that was left out gets another chance: something has changed, or a round passed
                 self._fleet.refused.clear()
                 before = ids
-            waiting = {question.node for question in self._asked.values()}
-            self._question(node for node in self._fleet.meet(ids) if node not in waiting)
+            for node in self._fleet.meet(ids):
+                if node not in self._asked:
+                    message = Message(encode_question(), node, MessageType.QUERY, ttl=settings.wait + CLOCKS)
+                    question = Exchange(self._grid, message, max(settings.wait, TRANSFER))
+                    self._asked |= {node: question} if question.taken else {}
             self._hear()
             ready = len(self._fleet.present)
             expired = time.monotonic() > until
@@ -139,39 +133,21 @@ class FlowerBackend:
             row["accuracy_on_nodes"] = value
         return row
 
-    def _question(self, nodes: Iterable[int]) -> None:
-        for node in nodes:
-            message = Message(encode_question(), node, MessageType.QUERY, ttl=self._settings.wait + CLOCKS)
-            if (id := push(self._grid, message, max(self._settings.wait, TRANSFER))) is not None:
-                self._asked[id] = Question(node)
-
     def _hear(self) -> None:
         """Takes in the nodes whose answers have come."""
-        for id, question in list(self._asked.items()):
-            node = question.node
-            fetch = question.fetch = question.fetch or Fetch(self._grid, id)
+        for node, question in list(self._asked.items()):
             try:
-                reply = fetch.reply(STALL)
-                question.fetch = None
-                if reply is None:
+                if (reply := question.reply()) is None:
                     continue
-                del self._asked[id]
-                if not reply.has_content():  # asked again as long as it is connected
+                if reply.has_content():
+                    known = self._fleet.welcome(node, decode_answer(reply.content))
+                    LOG.info("incofl: node %s is client %d, level %d", node, known.client, known.level)
+                else:  # asked again as long as it is connected
                     LOG.warning("incofl: node %s does not answer: %s", node, reason_of(reply))
-                    continue
-                known = self._fleet.welcome(node, decode_answer(reply.content))
-            except TimeoutError:
-                if time.monotonic() > fetch.begun + TRANSFER:
-                    self._leave_out(id, node, "its answer was announced and has not arrived")
             except IncoflError as problem:
-                self._leave_out(id, node, str(problem))
-            else:
-                LOG.info("incofl: node %s is client %d, level %d", node, known.client, known.level)
-
-    def _leave_out(self, question: str, node: int, reason: str) -> None:
-        self._asked.pop(question, None)
-        self._fleet.refuse(node, reason)
-        LOG.warning("incofl: node %s is left out: %s", node, reason)
+                self._fleet.refuse(node, str(problem))
+                LOG.warning("incofl: node %s is left out: %s", node, problem)
+            del self._asked[node]
 
 
 def _some(examples: int) -> torch.Tensor:

@@ -6,14 +6,13 @@ import resource
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor
 
 from incofl.config import Config, make_config
 from incofl.config.objects import GIVEN, OBJECTS, name_of
@@ -25,16 +24,23 @@ from incofl.engine.run import AnyModel
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError, IncoflError
 from incofl.flower.memory import NodeMemory
-from incofl.flower.protocol import Answer, Order, Report, decode_order, encode_answer, encode_problem, encode_reply
+from incofl.flower.protocol import (
+    LIMITS,
+    Answer,
+    Order,
+    Report,
+    decode_order,
+    encode_answer,
+    encode_problem,
+    encode_reply,
+)
+from incofl.flower.settings import NodeConfig, read_node_config
 from incofl.method import Method
 from incofl.models import Model
 from incofl.models.pretrained import with_pretrained
 from incofl.split import Slice
 from incofl.task import Task
 from incofl.tensors import Tensors
-
-# The keys of a node's config; Flower's simulation sets num-partitions.
-KEYS = {"partition-id", "level", "memory", "compute", "bandwidth", "state-dir", "data-root", "device", "num-partitions"}
 
 
 def make_client_app(
@@ -44,18 +50,7 @@ def make_client_app(
     method: Method | str | None = None,
     task: Task | str | None = None,
 ) -> ClientApp:
-    """A client app that trains what the server sends.
-
-    A node's config (``flower-supernode --node-config``) may say:
-
-        partition-id   its client number; without, it gets the next free one
-        level          the level it wants; or its limits, of which the largest model that fits is found:
-        memory         for training, such as "512 MB"
-        compute        multiply-accumulates per example, such as "30 MMAC"
-        bandwidth      bytes a round, down and up together, such as "50 MB"
-        state-dir      a folder for what it remembers, so that it survives a restart
-        data-root      the folder of a built-in data set, instead of the server's data.root
-        device         torch device, instead of the server's engine.device
+    """A client app that trains what the server sends; each node is described by a ``NodeConfig``.
 
     Args:
         model: what ``make_server_app`` was given.
@@ -103,14 +98,13 @@ class Node:
         """A turn."""
         start, used = time.perf_counter(), _cpu_seconds()
         order, state, extra, frozen = decode_order(content)
-        job = order.job
-        if order.known is not None and _said(context, client=job.client) != order.known:
+        job, node = order.job, read_node_config(context.node_config, strict=False)
+        if order.known is not None and _said(node, job.client) != order.known:
             return self.introduce(content, context)  # it is not what it was, and this slice may be too large for it
-        config, federation, worker = self._prepared(order, context)
+        config, federation, worker = self._prepared(order, node, context)
         slice_ = federation.slice(job.level, job.round, job.client)
         slice_.check(state, "the model that was sent")
-        folder = _text(context, "state-dir")
-        memory = NodeMemory(context.state, order, Path(folder).expanduser() if folder else None)
+        memory = NodeMemory(context.state, order, Path(node.state_dir).expanduser() if node.state_dir else None)
         found = memory.frozen(frozen, lambda: _own_frozen(config, federation.model, slice_))
         if found is None:
             return encode_problem("its frozen parameters are not the server's", "frozen")
@@ -129,36 +123,32 @@ class Node:
 
     def introduce(self, content: RecordDict, context: Context) -> RecordDict:
         """What this node can do."""
-        if not self._own_data and (odd := sorted(context.node_config.keys() - KEYS)):  # a function may read others
-            raise ConfigError(f"node-config: unknown key {odd[0]!r}, expected some of {', '.join(sorted(KEYS))}")
+        node = read_node_config(context.node_config, strict=not self._own_data)  # a function may read other keys
         examples = len(self._data(context).train) if self._own_data else None
-        return encode_answer(dataclasses.replace(_said(context), examples=examples))
+        return encode_answer(dataclasses.replace(_said(node), examples=examples))
 
     def _data(self, context: Context, **known: Any) -> Data:
         """The examples that only this node has, with what the server says of all."""
         given = self._objects["data"](context)
         return dataclasses.replace(given, **known) if isinstance(given, Data) else Data(given, **known)
 
-    def _prepared(self, order: Order, context: Context) -> tuple[Config, Federation, Worker]:
+    def _prepared(self, order: Order, node: NodeConfig, context: Context) -> tuple[Config, Federation, Worker]:
         """What an order's turns are computed with: built once per process, not once per message."""
-        root, device = _text(context, "data-root"), _text(context, "device")
-        key = order.config, order.classes, order.vocabulary, order.sequence, root, device
-        objects, data = dict(self._objects), None
-        if self._own_data:
-            facts = {"vocabulary": order.vocabulary, "sequence": order.sequence}
-            objects["data"] = data = self._data(context, classes=order.classes or None, **facts)
+        key = order.config, order.data, node.data_root, node.device
+        data = self._data(context, **order.data._asdict()) if self._own_data else None
         if self._built is None or self._built[0] != key:
-            config = _agreed(order.config, objects)
-            place = dataclasses.replace(config.data, root=root or config.data.root)
-            engine = dataclasses.replace(config.engine, device=device or config.engine.device)
+            config = _agreed(order.config, self._objects if data is None else self._objects | {"data": data})
+            place = dataclasses.replace(config.data, root=node.data_root or config.data.root)
+            engine = dataclasses.replace(config.engine, device=node.device or config.engine.device)
             config = dataclasses.replace(config, data=place, engine=engine)
             nobody = [torch.empty(0, dtype=torch.int64)] * config.num_clients
             # Initial weights are not asked for: the order brings the model.
-            federation = build(config, nobody if self._own_data else None, begun=True)
+            federation = build(config, None if data is None else nobody, begun=True)
             self._built = key, (config, federation, Worker(federation))
         config, federation, worker = self._built[1]
         if data is not None:
-            federation = dataclasses.replace(federation, data=data, partition=Everything(len(data.train)))
+            everything = [torch.arange(len(data.train))] * config.num_clients
+            federation = dataclasses.replace(federation, data=data, partition=everything)
             worker = Worker(federation)
         return config, federation, worker
 
@@ -187,40 +177,11 @@ def _own_frozen(config: Config, model: Model, slice_: Slice) -> Tensors:
     return slice_.look({name: model.initial[name] for name in slice_.frozen})
 
 
-class Everything(Sequence[Tensor]):
-    """A partition in which every client has all examples: those of the one node that asks."""
-
-    def __init__(self, examples: int) -> None:
-        self._all = torch.arange(examples)
-
-    def __len__(self) -> int:
-        return sys.maxsize
-
-    @overload
-    def __getitem__(self, client: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, client: int | slice) -> Tensor | Sequence[Tensor]:
-        return self if isinstance(client, slice) else self._all
-
-
-def _said(context: Context, client: int | None = None) -> Answer:
+def _said(node: NodeConfig, client: int | None = None) -> Answer:
     """What a node's config says of it; one that names no client is the one that it is taken for."""
-    known = context.node_config
-    named, limits = _number(known, "partition-id"), read_limits(known, "node-config")
-    return Answer(client if named is None else named, _number(known, "level"), limits or None)
-
-
-def _text(context: Context, key: str) -> str | None:
-    value = context.node_config.get(key)
-    return None if value is None else str(value)
-
-
-def _number(known: dict[str, Any], key: str) -> int | None:
-    value = known.get(key)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-        return value
-    raise ConfigError(f"node-config: {key}: got {value!r}, expected a whole number >= 0")
+    limits = {key: getattr(node, key) for key in LIMITS if getattr(node, key) is not None}
+    number = client if node.partition_id is None else node.partition_id
+    return Answer(number, node.level, read_limits(limits, "node-config") or None)
 
 
 def _cpu_seconds() -> float:

@@ -29,6 +29,7 @@ from incofl.flower.held_out import HeldOut
 from incofl.flower.memory import MemoryLedger
 from incofl.flower.protocol import (
     Changed,
+    DataFacts,
     LacksFrozen,
     Order,
     OutOfMemory,
@@ -40,14 +41,10 @@ from incofl.flower.protocol import (
     num_bytes,
 )
 from incofl.flower.settings import Settings
-from incofl.flower.transport import CLOCKS, STALL, TRANSFER, Fetch, push, reason_of
+from incofl.flower.transport import CLOCKS, TRANSFER, Exchange, Missed, reason_of
 from incofl.server import Server
 
 CRASHED = 8  # Flower's code for a client app whose process died
-
-
-class Missed(UploadError):
-    """A node that cannot keep up."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +59,14 @@ class Shipment:
 
 @dataclass
 class Turn:
-    """A job that was sent to a node, if it could be, and its outcome."""
+    """A job, the orders to its node, and the outcome."""
 
     job: Job
     node: int
     shipment: Shipment
-    message: str | None = None
-    sent: float = 0.0
+    exchange: Exchange | None = None
     bytes_down: int = 0
     with_frozen: bool = False
-    fetch: Fetch | None = None
     outcome: Reply | UploadError | None = None
 
 
@@ -93,7 +88,7 @@ class GridExecutor:
         local = InProcess(federation, trace)
         self.evaluate, self.measure = local.evaluate, local.measure
         self._shipments: dict[int, Shipment] = {}
-        self._abandoned: dict[int, Fetch] = {}  # by node, replies that were not here in time and may still come
+        self._abandoned: dict[int, Exchange] = {}  # by node, replies that were not here in time and may still come
         self._early = Path(settings.out) / "early"
         shutil.rmtree(self._early, ignore_errors=True)  # left by a process that was killed
         self.observed: list[Row] = []  # a line for each reply of the last round
@@ -103,7 +98,7 @@ class GridExecutor:
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
         """The uploads in the order of the jobs."""
         self.observed, self.reports, self._shipments = [], [], {}
-        self._abandoned = {node: fetch for node, fetch in self._abandoned.items() if fetch.running}
+        self._abandoned = {node: late for node, late in self._abandoned.items() if late.running}
         waiting, under_way = deque(jobs), deque[Turn]()
         while waiting or under_way:
             while waiting and len(under_way) < self._settings.window:
@@ -144,66 +139,45 @@ class GridExecutor:
         return shipment
 
     def _send(self, turn: Turn) -> None:
-        node, shipment, data = self._fleet.nodes[turn.job.client], turn.shipment, self._federation.data
-        order = Order(
-            self._fleet.run,
-            self._config,
-            turn.job,
-            self._ledger.manifest.get(turn.job.client),
-            node.known,
-            shipment.digest,
-            classes=data.classes or 0,
-            vocabulary=data.vocabulary,
-            sequence=data.sequence,
-        )
+        shipment, data = turn.shipment, self._federation.data
+        memory, facts = self._ledger.manifest.get(turn.job.client), (data.classes, data.vocabulary, data.sequence)
+        run, known = self._fleet.run, self._fleet.nodes[turn.job.client].known
+        order = Order(run, self._config, turn.job, memory, known, shipment.digest, DataFacts(*facts))
         frozen = arrays(shipment.frozen) if turn.with_frozen else None
         content = encode_order(order, shipment.model, shipment.extra, frozen)
         deadline, group = self._settings.deadline, str(turn.job.round + 1)
         message = Message(content, turn.node, MessageType.TRAIN, ttl=deadline + CLOCKS, group_id=group)
-        turn.message = push(self._grid, message, max(deadline, TRANSFER))
-        turn.sent = time.monotonic()
+        turn.exchange = Exchange(self._grid, message, max(deadline, TRANSFER), deadline)
         turn.bytes_down += num_bytes(content)
-        if turn.message is None:
-            turn.outcome = UploadError("its order could not be sent")
 
     def _look(self, turn: Turn, early: bool = False) -> None:
         """Looks for a reply and takes it in; an ``early`` one is put on disk."""
-        if turn.outcome is not None or turn.message is None:
+        if turn.outcome is not None or turn.exchange is None:
             return
-        until = turn.sent + self._settings.deadline
-        fetch = turn.fetch = turn.fetch or Fetch(self._grid, turn.message)
         try:
-            reply = fetch.reply(STALL)
-        except TimeoutError:
-            if time.monotonic() > max(until, fetch.begun + TRANSFER):
-                turn.outcome = Missed(f"its reply has not arrived whole after {time.monotonic() - turn.sent:.0f} s")
-                self._abandoned[turn.node] = fetch
-            return
+            if (reply := turn.exchange.reply()) is None:
+                return
+            turn.outcome = self._checked(turn, reply)
+        except LacksFrozen as problem:
+            if turn.with_frozen:
+                turn.outcome = problem
+            else:
+                turn.with_frozen = True
+                self._send(turn)
         except UploadError as problem:
             turn.outcome = problem
-            return
-        turn.fetch = None
-        if reply is None:
-            if fetch.begun > until:  # one that was begun before might have missed what came since
-                turn.outcome = Missed(f"silent for {self._settings.deadline:g} s, its deadline")
-            return
-        turn.outcome = self._checked(turn, reply)
-        if isinstance(turn.outcome, LacksFrozen) and not turn.with_frozen:
-            turn.outcome, turn.with_frozen = None, True
-            self._send(turn)
-        elif early and isinstance(turn.outcome, Reply):
+            if turn.exchange.running:
+                self._abandoned[turn.node] = turn.exchange
+        if early and isinstance(turn.outcome, Reply):
             turn.outcome = turn.outcome.stored(self._early / f"client-{turn.job.client}.safetensors")
 
-    def _checked(self, turn: Turn, reply: Message) -> Reply | UploadError:
+    def _checked(self, turn: Turn, reply: Message) -> Reply:
         """What a reply holds, if that can be accepted."""
         if not reply.has_content():
             crashed = reply.has_error() and reply.error.code == CRASHED
-            return (Missed if crashed else UploadError)(reason_of(reply))
-        try:
-            upload, report = decode_reply(reply.content, self._federation, turn.job, math.prod(self.held_out.shape))
-            self.held_out.check(report)
-        except UploadError as problem:
-            return problem
+            raise (Missed if crashed else UploadError)(reason_of(reply))
+        upload, report = decode_reply(reply.content, self._federation, turn.job, math.prod(self.held_out.shape))
+        self.held_out.check(report)
         return Reply(upload, report, num_bytes(reply.content))
 
     def _result(self, turn: Turn) -> Upload | Lost:

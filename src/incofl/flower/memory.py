@@ -78,16 +78,17 @@ class NodeMemory:
             self._write(_name(self._order.job.level, self._order.job.round), memory)
 
     def frozen(self, sent: Tensors, own: Callable[[], Tensors]) -> Tensors | None:
-        """The frozen part of the slice: as it was sent, as it was sent earlier, or the node's own.
+        """The frozen part of the slice: as it was sent, now or earlier, or the node's own.
 
         Returns ``None`` if none of these is what the server has.
         """
         if sent:
             self._write(FROZEN, sent)
-        for find in (lambda: {}, lambda: sent, lambda: self._load(FROZEN) or {}, own):
-            if digest(found := find()) == self._order.frozen:
-                return found
-        return None
+        if not self._order.frozen:
+            return {}
+        kept = self._load(FROZEN) or {}
+        found = kept if digest(kept) == self._order.frozen else own()
+        return found if digest(found) == self._order.frozen else None
 
     def _write(self, name: str, tensors: Tensors) -> None:
         if self._folder is None:

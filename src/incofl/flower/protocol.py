@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,14 @@ class Answer:
     examples: int | None = None
 
 
+class DataFacts(NamedTuple):
+    """The attributes of ``Data`` that the examples of a single node may not show."""
+
+    classes: int | None = None
+    vocabulary: int = 0
+    sequence: bool = False
+
+
 @dataclass(frozen=True)
 class Order:
     """What the server tells a node to do.
@@ -57,9 +65,7 @@ class Order:
         memory: level and round of the turn from whose memory the node starts: its last accepted one.
         known: what the node has said of itself, as far as its slice depends on it.
         frozen: digest of the frozen part of the slice; empty if nothing is frozen.
-        classes: number of classes of the server's data; 0: unknown.
-        vocabulary: number of tokens of the server's data; 0: not a text.
-        sequence: whether every position of a text has a target of its own.
+        data: what the server says of all data.
     """
 
     run: str
@@ -68,9 +74,7 @@ class Order:
     memory: tuple[int, int] | None = None
     known: Answer | None = None
     frozen: str = ""
-    classes: int = 0
-    vocabulary: int = 0
-    sequence: bool = False
+    data: DataFacts = DataFacts()
 
 
 @dataclass(frozen=True)
@@ -121,14 +125,13 @@ def encode_order(order: Order, model: ArrayRecord, extra: ArrayRecord, frozen: A
 
     The ``frozen`` part is sent to a node that has said that it lacks it.
     """
-    record = {field.name: getattr(order, field.name) for field in dataclasses.fields(order)}
-    level, round = record.pop("memory") or (-1, -1)
-    record |= vars(record.pop("job")) | {"version": VERSION, "memory_level": level, "memory_round": round}
-    known = record.pop("known")
-    content = RecordDict({"model": model, "extra": extra, "order": ConfigRecord(record)})
+    facts = {name: value for name, value in order.data._asdict().items() if value is not None}
+    words = {"run": order.run, "config": order.config, "frozen": order.frozen}
+    record = {"version": VERSION, **vars(order.job), "memory": list(order.memory or ()), **words}
+    content = RecordDict({"model": model, "extra": extra, "order": ConfigRecord(record), "data": ConfigRecord(facts)})
     if frozen is not None:
         content["frozen"] = frozen
-    return content if known is None else RecordDict({**content, **encode_answer(known)})
+    return content if order.known is None else RecordDict({**content, **encode_answer(order.known)})
 
 
 def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors, Tensors]:
@@ -137,9 +140,9 @@ def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors, Tensors]
     if (version := record.pop("version")) != VERSION:
         raise UploadError(f"the server speaks version {version} of the messages, this node {VERSION}")
     job = Job(*(record.pop(name) for name in ("client", "level", "round")))
-    level, round = record.pop("memory_level"), record.pop("memory_round")
     known = _read_answer(content["answer"]) if "answer" in content else None
-    order = Order(job=job, memory=(level, round) if round >= 0 else None, known=known, **record)
+    memory, facts = tuple(record.pop("memory")) or None, DataFacts(**content["data"])
+    order = Order(job=job, memory=memory, known=known, data=facts, **record)
     model, extra, frozen = (
         content[name].to_torch_state_dict() if name in content else {} for name in ("model", "extra", "frozen")
     )
@@ -214,9 +217,8 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: 
         labels=None if classes is None else torch.tensor(labels),
         normaliser=federation.method.client.normaliser(local, whole["steps"]),  # scales all updates of a round
     )
-    measured = {name: whole[name] for name in ("peak_memory", "tested")}
-    times = {name: real[name] for name in ("seconds", "cpu_seconds")}
-    return upload, Report(**times, **measured, forgot=bool(whole["forgot"]), totals=tuple(found))
+    measured = real["seconds"], real["cpu_seconds"], whole["peak_memory"]
+    return upload, Report(*measured, bool(whole["forgot"]), whole["tested"], tuple(found))
 
 
 def encode_question() -> RecordDict:

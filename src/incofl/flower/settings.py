@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt
 
 from incofl.config import Config
 from incofl.errors import ConfigError
-from incofl.options import options
+from incofl.options import from_table, options
 
 Count = Annotated[int, Ge(0)]
 Positive = Annotated[int, Ge(1)]
@@ -52,6 +52,40 @@ class Settings:
         ):
             if (got := getattr(self, name)) > most:
                 raise ConfigError(f"{name}: got {got}, expected at most {most}, the size of {of}")
+
+
+@options("node-config")
+class NodeConfig:
+    """What a node says of itself (``flower-supernode --node-config``), with dashes, such as ``state-dir``.
+
+    Attributes:
+        partition_id: its client number; left out, it gets the next free one.
+        level: the level that it wants; left out, the largest model within its limits.
+        memory: limit of the memory for training, such as ``"512 MB"``.
+        compute: limit of the multiply-accumulates per example, such as ``"30 MMAC"``.
+        bandwidth: limit of the bytes per round, down and up together, such as ``"50 MB"``.
+        state_dir: a folder for what it remembers, so that it survives a restart.
+        data_root: the folder of a built-in data set, instead of the server's ``data.root``.
+        device: torch device, instead of the server's ``engine.device``.
+        num_partitions: set by Flower's simulation, and not used.
+    """
+
+    partition_id: Count | None = None
+    level: Count | None = None
+    memory: str | int | None = None
+    compute: str | int | None = None
+    bandwidth: str | int | None = None
+    state_dir: str | None = None
+    data_root: str | None = None
+    device: str | None = None
+    num_partitions: Count | None = None
+
+
+def read_node_config(given: Mapping[str, Any], strict: bool) -> NodeConfig:
+    """The config of a node; ``strict``: refuses unknown keys."""
+    known = {field.name for field in dataclasses.fields(NodeConfig)}
+    table = {key.replace("-", "_"): value for key, value in given.items()}
+    return from_table(NodeConfig, {k: v for k, v in table.items() if strict or k in known}, "node-config")
 
 
 NAMES = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(Settings)}

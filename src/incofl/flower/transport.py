@@ -4,6 +4,7 @@ Flower waits for a SuperLink that does not answer for as long as it takes, and t
 and does not arrive. So its calls are made in threads, which are left alone when their time is over.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -56,41 +57,62 @@ def ask(act: Callable[[], T], seconds: float) -> T:
         ) from None
 
 
-def push(grid: Grid, message: Message, seconds: float) -> str | None:
-    """Sends a message; its id, if the SuperLink has taken it."""
-    ids = ask(lambda: list(grid.push_messages([message])), seconds)
-    return ids[0] or None if ids else None
+class Missed(UploadError):
+    """A node that cannot keep up."""
 
 
-class Fetch:
-    """A look for the reply to a message, which says whose reply it is: errors are sent by the SuperLink."""
+class Exchange:
+    """A message to a node, and the look for its reply that is under way.
 
-    def __init__(self, grid: Grid, message: str) -> None:
-        self.begun = time.monotonic()
+    The message says whose reply it is: errors are sent by the SuperLink.
+    """
 
-        def look() -> Message | None:
-            replies = grid.pull_messages([message])
-            return next((reply for reply in replies if reply.metadata.reply_to_message_id == message), None)
+    def __init__(self, grid: Grid, message: Message, patience: float, deadline: float = math.inf) -> None:
+        """Sends a message to a SuperLink that may take ``patience`` seconds; the node has until the ``deadline``."""
+        ids = ask(lambda: list(grid.push_messages([message])), patience)
+        self._grid, self._id, self._sent, self._deadline = grid, ids[0] if ids else "", time.monotonic(), deadline
+        self._look: Future[list[Message]] | None = None
 
-        self._reply = in_background(look)
+    @property
+    def taken(self) -> bool:
+        """Whether the SuperLink has taken the message."""
+        return bool(self._id)
 
     @property
     def running(self) -> bool:
         """Whether a reply was announced, or the SuperLink asked, and nothing is known yet."""
-        return not self._reply.done()
+        return self._look is not None and not self._look.done()
 
-    def reply(self, seconds: float) -> Message | None:
-        """The reply, if there is one.
+    def reply(self) -> Message | None:
+        """The reply, if it has come.
 
         Raises:
-            UploadError: it cannot be read.
-            TimeoutError: it has not arrived within that time; it may come later.
+            Missed: it is too late.
+            UploadError: the message could not be sent, or the reply cannot be read.
         """
+        if not self.taken:
+            raise UploadError("its order could not be sent")
+        if self._look is None:
+            self._begun, self._look = time.monotonic(), in_background(self._pull)
+        until = self._sent + self._deadline
         try:
-            return self._reply.result(seconds)
+            replies = self._look.result(STALL)
+        except TimeoutError:
+            now = time.monotonic()
+            if now > self._begun + TRANSFER and (now > until or math.isinf(until)):
+                raise Missed(f"its reply has not arrived whole after {now - self._sent:.0f} s") from None
+            return None
         except UNREADABLE as problem:
             reason = one_line(str(problem)) if str(problem) else type(problem).__name__
             raise UploadError(f"its reply cannot be read: {reason}") from None
+        self._look = None
+        reply = next((reply for reply in replies if reply.metadata.reply_to_message_id == self._id), None)
+        if reply is None and self._begun > until:  # a look that began before might have missed what came since
+            raise Missed(f"silent for {self._deadline:g} s, its deadline")
+        return reply
+
+    def _pull(self) -> list[Message]:
+        return list(self._grid.pull_messages([self._id]))
 
 
 def reason_of(reply: Message) -> str:
