@@ -237,7 +237,7 @@ def test_what_waited_on_disk_is_what_came(tmp_path: Path) -> None:
     job = federation.schedule(0, 1)[0]
     ((upload,),) = InProcess(federation).train(federation.start(), [job])
     assert isinstance(upload, Upload)
-    back = Reply(upload, Report(), 0).stored(tmp_path / "x").whole()
+    back = Reply(upload, Report(0, 0, 0, 0, 0, 0.0), 0).stored(tmp_path / "x").whole()
     for part in ("update", "buffers", "extra"):
         ours, theirs = getattr(back, part), getattr(upload, part)
         assert list(ours) == list(theirs)

@@ -113,7 +113,8 @@ def test_own_optimizers_and_loaders_are_used(
 def test_without_test_examples_nothing_is_evaluated(
     example: dict[str, Any], ours: Objects, theirs: Objects, tmp_path: Path
 ) -> None:
-    data = dataclasses.replace(example["server_data"], test=None)
+    """Nodes that return pairs have the server's data, whatever that calls them."""
+    data = dataclasses.replace(example["server_data"], test=None, name="hospital")
     (row,) = train(example["config"], tmp_path / "run", ours | {"data": data}, theirs, rounds=1)
     assert row["accuracy"] is None
     assert row["loss"] > 0
@@ -242,7 +243,7 @@ def test_nothing_that_a_config_says_of_an_own_model_is_ignored(
         train(example["config"], tmp_path / "static", ours | with_norm, theirs | with_norm, buffers="static")
 
 
-@pytest.mark.parametrize("what", ["model", "task", "no model", "shape", "labels"])
+@pytest.mark.parametrize("what", ["model", "data", "task", "no model", "shape", "labels"])
 def test_a_node_with_other_objects_says_so(
     what: str,
     example: dict[str, Any],
@@ -256,11 +257,14 @@ def test_a_node_with_other_objects_says_so(
 
     def data(context: Any) -> Any:
         x, y = example["node_data"](context)
+        if what == "data":
+            return Data((x, y), name="cats")
         return (x[:, :, :4], y) if what == "shape" else (x, y + 3)
 
     same = "give make_server_app and make_client_app the same objects"
     cases: dict[str, tuple[Objects, str]] = {
         "model": ({"model": another}, f"another; {same}"),
+        "data": ({"data": data}, f"data: the server has object:own, this node object:cats; {same}"),
         "task": ({"task": "segmentation"}, f"task: the server has classification, this node segmentation; {same}"),
         "no model": ({"model": None}, f"model: the server has object:model, this node nothing; {same}"),
         "shape": ({"data": data}, "model.name: example:model fails on a batch of shape (3, 1, 4, 8)"),
@@ -306,7 +310,7 @@ def test_the_endpoint_shows_the_run(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.listen()
-        with pytest.raises(ConfigError, match="metrics-port"), Monitor(Silent(), port):
+        with pytest.raises(ConfigError, match="metrics_port"), Monitor(Silent(), port):
             pass
     seen: list[str] = []
 

@@ -145,6 +145,8 @@ BAD: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "held-out examples where there are none": (put("report", "tested", 3), "it has tested 3 examples, expected none"),
     "totals of nothing": (put("report", "totals", [3.0, 4.0]), "'totals' is not a list of 0 numbers"),
     "more steps than it has batches": (put("report", "steps", 2**40), "it has made 1099511627776 steps, expected at"),
+    "labels that are no list": (put("report", "labels", 1), "'labels' is not a list of 10 numbers"),
+    "half a label": (put("report", "labels", [0.5] * 10), "'labels' is 0.5"),
     "labels of too many classes": (put("report", "labels", [1] * 11), "'labels' is not a list of 10"),
     "negative labels": (put("report", "labels", [-1] * 10), "'labels' is -1"),
 }
@@ -199,7 +201,7 @@ def test_what_nodes_say_went_wrong(federation: Federation) -> None:
 def test_orders_and_answers_come_back() -> None:
     tensors = {"a": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), "n": torch.tensor(7)}
     for memory, known in ((None, None), ((2, 0), Answer(0, 1, {"memory": 7}))):
-        order = Order("run", "seed = 1", JOB, memory, known, "abc", DataFacts(10, 65, True))
+        order = Order("run", "seed = 1", JOB, memory, known, "abc", DataFacts("own", 10, 65, True))
         frozen = None if memory is None else arrays({"f": torch.ones(2)})
         found, model, extra, frozen_part = decode_order(wired(encode_order(order, arrays(tensors), arrays({}), frozen)))
         assert found == order

@@ -7,7 +7,7 @@ from logging import getLogger
 from pathlib import Path
 
 import torch
-from flwr.app import Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from incofl.config import Config
@@ -23,7 +23,7 @@ from incofl.errors import ConfigError, IncoflError, RunError
 from incofl.flower.executor import GridExecutor
 from incofl.flower.fleet import Fleet
 from incofl.flower.memory import MemoryLedger
-from incofl.flower.protocol import decode_answer, encode_question
+from incofl.flower.protocol import VERSION, decode_answer
 from incofl.flower.settings import Settings
 from incofl.flower.transport import CLOCKS, TRANSFER, Exchange, ask, reason_of
 
@@ -75,17 +75,17 @@ class FlowerBackend:
         settings = self._settings
         least = max(1, settings.min_nodes or self._config.cohort_size, settings.min_replies)
         until, told = time.monotonic() + settings.wait, -1
+        question = RecordDict({"question": ConfigRecord({"version": VERSION})})
         before: set[int] = set()
         while True:
             ids = ask(lambda: set(self._grid.get_node_ids()), max(settings.wait, TRANSFER))
             if ids != before:  # a node that was left out gets another chance: something has changed, or a round passed
                 self._fleet.refused.clear()
                 before = ids
-            for node in self._fleet.meet(ids):
-                if node not in self._asked:
-                    message = Message(encode_question(), node, MessageType.QUERY, ttl=settings.wait + CLOCKS)
-                    question = Exchange(self._grid, message, max(settings.wait, TRANSFER))
-                    self._asked |= {node: question} if question.taken else {}
+            for node in sorted(set(self._fleet.meet(ids)) - self._asked.keys()):
+                message = Message(question, node, MessageType.QUERY, ttl=settings.wait + CLOCKS)
+                asked = Exchange(self._grid, message, max(settings.wait, TRANSFER))
+                self._asked |= {node: asked} if asked.taken else {}
             self._hear()
             ready = len(self._fleet.present)
             expired = time.monotonic() > until

@@ -27,8 +27,8 @@ from incofl.flower.memory import NodeMemory
 from incofl.flower.protocol import (
     LIMITS,
     Answer,
+    DataFacts,
     Order,
-    Report,
     decode_order,
     encode_answer,
     encode_problem,
@@ -96,7 +96,7 @@ class Node:
 
     def train(self, content: RecordDict, context: Context) -> RecordDict:
         """A turn."""
-        start, used = time.perf_counter(), _cpu_seconds()
+        start, (used, _) = time.perf_counter(), _usage()
         order, state, extra, frozen = decode_order(content)
         job, node = order.job, read_node_config(context.node_config, strict=False)
         if order.known is not None and _said(node, job.client) != order.known:
@@ -110,16 +110,17 @@ class Node:
             return encode_problem("its frozen parameters are not the server's", "frozen")
         state |= found
         remembered = memory.recall(federation)
-        held_out, tested, totals = federation.data.test, 0, tuple[float, ...]()
-        if self._own_data and len(held_out):
+        measured: dict[str, Any] = {"forgot": int(remembered is None)}
+        if self._own_data and len(held_out := federation.data.test):
             # No more at a time than in training, for which the level was chosen.
             score = worker.score(job.level, job.round, state, held_out, federation.local.batch_size)
-            tested, totals = len(held_out), tuple(score.totals[federation.task.first].flatten().tolist())
+            totals = score.totals[federation.task.first].flatten().tolist()
+            measured |= {"tested": len(held_out), "totals": tuple(totals)}
         upload = worker.turn(job, state, extra, remembered)
         memory.keep(upload.memory)
-        times = time.perf_counter() - start, _cpu_seconds() - used
-        report = Report(*times, peak_memory(), remembered is None, tested, totals)
-        return encode_reply(upload, job.round, report)
+        now, peak = _usage()
+        measured |= {"seconds": time.perf_counter() - start, "cpu_seconds": now - used, "peak_memory": peak}
+        return encode_reply(upload, job.round, **measured)
 
     def introduce(self, content: RecordDict, context: Context) -> RecordDict:
         """What this node can do."""
@@ -127,15 +128,17 @@ class Node:
         examples = len(self._data(context).train) if self._own_data else None
         return encode_answer(dataclasses.replace(_said(node), examples=examples))
 
-    def _data(self, context: Context, **known: Any) -> Data:
-        """The examples that only this node has, with what the server says of all."""
-        given = self._objects["data"](context)
-        return dataclasses.replace(given, **known) if isinstance(given, Data) else Data(given, **known)
+    def _data(self, context: Context, facts: DataFacts | None = None) -> Data:
+        """The examples that only this node has, with what the server says of all; a ``Data`` keeps its name."""
+        given, known = self._objects["data"](context), {} if facts is None else facts._asdict()
+        if isinstance(given, Data):
+            return dataclasses.replace(given, **known | {"name": given.name})
+        return Data(given, **known)
 
     def _prepared(self, order: Order, node: NodeConfig, context: Context) -> tuple[Config, Federation, Worker]:
         """What an order's turns are computed with: built once per process, not once per message."""
         key = order.config, order.data, node.data_root, node.device
-        data = self._data(context, **order.data._asdict()) if self._own_data else None
+        data = self._data(context, order.data) if self._own_data else None
         if self._built is None or self._built[0] != key:
             config = _agreed(order.config, self._objects if data is None else self._objects | {"data": data})
             place = dataclasses.replace(config.data, root=node.data_root or config.data.root)
@@ -184,12 +187,7 @@ def _said(node: NodeConfig, client: int | None = None) -> Answer:
     return Answer(number, node.level, read_limits(limits, "node-config") or None)
 
 
-def _cpu_seconds() -> float:
+def _usage() -> tuple[float, int]:
+    """Processor time, and bytes at its peak, of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def peak_memory() -> int:
-    """Bytes of this process at its peak."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from incofl.client import Upload
 from incofl.config import Config
@@ -43,17 +43,16 @@ from incofl.flower.protocol import (
 from incofl.flower.settings import Settings
 from incofl.flower.transport import CLOCKS, TRANSFER, Exchange, Missed, reason_of
 from incofl.server import Server
+from incofl.tensors import Tensors
 
 CRASHED = 8  # Flower's code for a client app whose process died
 
 
-@dataclass(frozen=True)
-class Shipment:
-    """The tensors of an order: the slice without its frozen part, what else the method sends, and the frozen part."""
+class Parts(NamedTuple):
+    """A job's slice without its frozen part, the extra tensors of the method, and the frozen part, which stays here."""
 
-    model: ArrayRecord
-    extra: ArrayRecord
-    frozen: dict[str, Tensor]
+    sent: tuple[ArrayRecord, ArrayRecord]
+    frozen: Tensors
     digest: str
 
 
@@ -63,7 +62,7 @@ class Turn:
 
     job: Job
     node: int
-    shipment: Shipment
+    parts: Parts
     exchange: Exchange | None = None
     bytes_down: int = 0
     with_frozen: bool = False
@@ -87,7 +86,7 @@ class GridExecutor:
         self._ledger, self._settings, self._trace = ledger, settings, trace or Trace()
         local = InProcess(federation, trace)
         self.evaluate, self.measure = local.evaluate, local.measure
-        self._shipments: dict[int, Shipment] = {}
+        self._parts: dict[int, Parts] = {}  # by level
         self._abandoned: dict[int, Exchange] = {}  # by node, replies that were not here in time and may still come
         self._early = Path(settings.out) / "early"
         shutil.rmtree(self._early, ignore_errors=True)  # left by a process that was killed
@@ -97,7 +96,7 @@ class GridExecutor:
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
         """The uploads in the order of the jobs."""
-        self.observed, self.reports, self._shipments = [], [], {}
+        self.observed, self.reports, self._parts = [], [], {}
         self._abandoned = {node: late for node, late in self._abandoned.items() if late.running}
         waiting, under_way = deque(jobs), deque[Turn]()
         while waiting or under_way:
@@ -113,38 +112,33 @@ class GridExecutor:
                     time.sleep(self._settings.poll)
             self._trace.add(str(turn.job), "nodes", start, time.perf_counter())
             yield [self._result(turn)]
-        self._shipments = {}
+        self._parts = {}
 
     def close(self) -> None:
         """Removes what waited on disk; the grid is Flower's."""
         shutil.rmtree(self._early, ignore_errors=True)
 
     def _begin(self, server: Server, job: Job) -> Turn:
-        turn = Turn(job, self._fleet.nodes[job.client].node, self._shipment(server, job))
+        turn = Turn(job, self._fleet.nodes[job.client].node, self._cut(server, job))
         if turn.node in self._abandoned:
             turn.outcome = UploadError("its reply to an earlier order is still on its way")
         else:
             self._send(turn)
         return turn
 
-    def _shipment(self, server: Server, job: Job) -> Shipment:
-        if job.level in self._shipments:
-            return self._shipments[job.level]
-        slice_ = self._federation.slice(job.level, job.round, job.client)
-        held, extra = slice_.look(server.state(job.level)), self._federation.method.server.extra_for_client
-        frozen = {name: held.pop(name) for name in slice_.frozen}
-        shipment = Shipment(arrays(held), arrays(slice_.look(extra(server, job.level))), frozen, digest(frozen))
-        if not self._federation.splitter.by_client:  # then it is the same for all nodes of a level
-            self._shipments[job.level] = shipment
-        return shipment
+    def _cut(self, server: Server, job: Job) -> Parts:
+        if job.level not in self._parts or self._federation.splitter.by_client:
+            slice_, rule = self._federation.slice(job.level, job.round, job.client), self._federation.method.server
+            held, extra = slice_.look(server.state(job.level)), slice_.look(rule.extra_for_client(server, job.level))
+            frozen = {name: held.pop(name) for name in slice_.frozen}
+            self._parts[job.level] = Parts((arrays(held), arrays(extra)), frozen, digest(frozen))
+        return self._parts[job.level]
 
     def _send(self, turn: Turn) -> None:
-        shipment, data = turn.shipment, self._federation.data
-        memory, facts = self._ledger.manifest.get(turn.job.client), (data.classes, data.vocabulary, data.sequence)
-        run, known = self._fleet.run, self._fleet.nodes[turn.job.client].known
-        order = Order(run, self._config, turn.job, memory, known, shipment.digest, DataFacts(*facts))
-        frozen = arrays(shipment.frozen) if turn.with_frozen else None
-        content = encode_order(order, shipment.model, shipment.extra, frozen)
+        run, known, parts = self._fleet.run, self._fleet.nodes[turn.job.client].known, turn.parts
+        memory, facts = self._ledger.manifest.get(turn.job.client), DataFacts.of(self._federation.data)
+        order = Order(run, self._config, turn.job, memory, known, parts.digest, facts)
+        content = encode_order(order, *parts.sent, arrays(parts.frozen) if turn.with_frozen else None)
         deadline, group = self._settings.deadline, str(turn.job.round + 1)
         message = Message(content, turn.node, MessageType.TRAIN, ttl=deadline + CLOCKS, group_id=group)
         turn.exchange = Exchange(self._grid, message, max(deadline, TRANSFER), deadline)

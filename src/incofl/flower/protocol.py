@@ -8,8 +8,8 @@ nothing but its refusal. Values are looked at where every upload's are, in ``eng
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -19,8 +19,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from incofl.client import Upload
+from incofl.data import Data
 from incofl.engine.federation import Federation, Job
 from incofl.errors import UploadError
+from incofl.split import Slice
 from incofl.tensors import Tensors, empty
 
 VERSION = 2  # of everything below; server and nodes must agree
@@ -31,71 +33,59 @@ LIMITS = ("memory", "compute", "bandwidth")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node says of itself; what it leaves open is ``None``.
+    """What a node says of itself; what it leaves open is ``None``."""
 
-    Attributes:
-        client: its number in the federation.
-        level: the level that it wants.
-        limits: memory, compute and bandwidth, as in ``DeviceClass``.
-        examples: number of its training examples, where only the node has them.
-    """
-
-    client: int | None = None
-    level: int | None = None
-    limits: Mapping[str, int] | None = None
-    examples: int | None = None
+    client: int | None = None  # its number in the federation
+    level: int | None = None  # the level that it wants
+    limits: Mapping[str, int] | None = None  # memory, compute and bandwidth, as in ``DeviceClass``
+    examples: int | None = None  # number of its training examples, where only the node has them
 
 
 class DataFacts(NamedTuple):
     """The attributes of ``Data`` that the examples of a single node may not show."""
 
+    name: str = "own"
     classes: int | None = None
     vocabulary: int = 0
     sequence: bool = False
 
+    @classmethod
+    def of(cls, data: Data) -> "DataFacts":
+        """Those of the server's data."""
+        return cls(data.name, data.classes, data.vocabulary, data.sequence)
+
 
 @dataclass(frozen=True)
 class Order:
-    """What the server tells a node to do.
+    """What the server tells a node to do."""
 
-    Attributes:
-        run: identifies the run, for what a node remembers of it.
-        config: the run's config, as TOML.
-        job: client, level and round.
-        memory: level and round of the turn from whose memory the node starts: its last accepted one.
-        known: what the node has said of itself, as far as its slice depends on it.
-        frozen: digest of the frozen part of the slice; empty if nothing is frozen.
-        data: what the server says of all data.
-    """
-
-    run: str
-    config: str
+    run: str  # identifies the run, for what a node remembers of it
+    config: str  # the run's config, as TOML
     job: Job
-    memory: tuple[int, int] | None = None
-    known: Answer | None = None
-    frozen: str = ""
-    data: DataFacts = DataFacts()
+    memory: tuple[int, int] | None = None  # level and round of the turn from whose memory the node starts
+    known: Answer | None = None  # what the node has said of itself, as far as its slice depends on it
+    frozen: str = ""  # digest of the frozen part of the slice; empty if nothing is frozen
+    data: DataFacts = field(default_factory=DataFacts)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a node measured of its turn.
+    """What a node says of its turn, in addition to tensors: in a reply, and checked field by field."""
 
-    Attributes:
-        seconds: duration of the turn.
-        cpu_seconds: processor time.
-        peak_memory: bytes that the node's process used at its peak, since its start.
-        forgot: whether it had no memory where the server expected one.
-        tested: number of examples that the node holds out.
-        totals: of the task's first metric, of the model that it was sent, on these examples.
-    """
-
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    peak_memory: int = 0
-    forgot: bool = False
-    tested: int = 0
-    totals: tuple[float, ...] = ()
+    round: int
+    client: int
+    level: int
+    examples: int  # number of its training examples
+    steps: int  # number of optimiser steps
+    loss: float  # mean over the examples of all epochs
+    labels: tuple[int, ...] = ()  # number of its examples of each class, for tasks with classes
+    seconds: float = 0.0  # duration of the turn
+    cpu_seconds: float = 0.0  # processor time
+    peak_memory: int = 0  # bytes that the node's process used at its peak, since its start
+    forgot: int = 0  # 1 if it had no memory where the server expected one
+    tested: int = 0  # number of examples that the node holds out
+    totals: tuple[float, ...] = ()  # of the task's first metric, of the received model on these examples
+    version: int = VERSION
 
 
 class OutOfMemory(UploadError):
@@ -149,14 +139,14 @@ def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors, Tensors]
     return order, model, extra, frozen
 
 
-def encode_reply(upload: Upload, round: int, report: Report) -> RecordDict:
-    """The result of a turn."""
-    record: dict[str, Any] = {"version": VERSION, "round": round}
-    record |= {name: getattr(upload, name) for name in ("client", "level", "examples", "steps", "loss")}
-    record |= dataclasses.asdict(report) | {"forgot": int(report.forgot), "totals": list(report.totals)}
-    record["labels"] = [] if upload.labels is None else upload.labels.tolist()
-    tensors = {"update": upload.update, "buffers": upload.buffers, "extra": upload.extra}
-    return RecordDict({name: arrays(part) for name, part in tensors.items()} | {"report": MetricRecord(record)})
+def encode_reply(upload: Upload, round: int, **measured: Any) -> RecordDict:
+    """The result of a turn, and what the node ``measured``: fields of ``Report``."""
+    same = {name: getattr(upload, name) for name in ("client", "level", "examples", "steps", "loss")}
+    labels = () if upload.labels is None else tuple(upload.labels.tolist())
+    report = vars(Report(round=round, **same, labels=labels, **measured))
+    tensors = {name: arrays(getattr(upload, name)) for name in ("update", "buffers", "extra")}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in report.items()}
+    return RecordDict(tensors | {"report": MetricRecord(plain)})
 
 
 def encode_problem(reason: str, kind: str = "") -> RecordDict:
@@ -178,52 +168,53 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: 
         raise Changed(decode_answer(content))
     _check_keys(content, {"update", "buffers", "extra", "report"}, "the reply")
     layout, slice_ = federation.model.layout, federation.slice(job.level, job.round, job.client)
-    extra = federation.method.client.extra(layout)
-    tensors = {
-        part: _decode(content[part], {n: shape for n, shape in slice_.shapes.items() if n in names}, federation, part)
-        for part, names in (("update", layout.parameters), ("buffers", layout.buffers), ("extra", extra))
+    names = {"update": layout.parameters, "buffers": layout.buffers, "extra": federation.method.client.extra(layout)}
+    tensors: dict[str, Any] = {
+        part: _decode(content[part], slice_, own, federation, part) for part, own in names.items()
     }
-    record = content["report"]
-    if not isinstance(record, MetricRecord):
-        raise UploadError("'report' is not a record of metrics")
-    wholes = ("version", "round", "client", "level", "examples", "steps", "peak_memory", "forgot", "tested")
-    reals = ("loss", "seconds", "cpu_seconds")
-    _check_keys(record, {*wholes, *reals, "labels", "totals"}, "'report'")
-    whole = {name: _whole(record[name], name) for name in wholes}
-    real = {name: _real(record[name], name) for name in reals}
-    for name, value in {"version": VERSION, "round": job.round, "client": job.client, "level": job.level}.items():
-        if whole[name] != value:
-            raise UploadError(f"it replies for {name} {whole[name]}, expected {value}")
-    examples = len(federation.partition[job.client])
-    if len(federation.data.train) and whole["examples"] != examples:
-        raise UploadError(f"it has {whole['examples']} examples, expected {examples}; is its data-root another?")
-    local = federation.local
-    most = local.epochs * math.ceil(whole["examples"] / local.batch_size)
-    if whole["steps"] > most:
-        raise UploadError(f"it has made {whole['steps']} steps, expected at most {most}")
     classes = federation.data.classes if federation.task.classes else None
-    labels = [_whole(count, "labels") for count in _numbers(record["labels"], classes or 0, "labels")]
-    if whole["tested"] and not totals:
-        raise UploadError(f"it has tested {whole['tested']} examples, expected none")
-    found = [_real(total, "totals") for total in _numbers(record["totals"], totals if whole["tested"] else 0, "totals")]
+    report = _read_report(content["report"], classes or 0, totals)
+    for name, value in {"version": VERSION, **vars(job)}.items():
+        if getattr(report, name) != value:
+            raise UploadError(f"it replies for {name} {getattr(report, name)}, expected {value}")
+    examples, local = len(federation.partition[job.client]), federation.local
+    if len(federation.data.train) and report.examples != examples:
+        raise UploadError(f"it has {report.examples} examples, expected {examples}; is its data-root another?")
+    most = local.epochs * math.ceil(report.examples / local.batch_size)
+    if report.steps > most:
+        raise UploadError(f"it has made {report.steps} steps, expected at most {most}")
+    if report.tested and not totals:
+        raise UploadError(f"it has tested {report.tested} examples, expected none")
     upload = Upload(
         **tensors,
         client=job.client,
         level=job.level,
         slice=slice_,
-        examples=whole["examples"],
-        steps=whole["steps"],
-        loss=real["loss"],
-        labels=None if classes is None else torch.tensor(labels),
-        normaliser=federation.method.client.normaliser(local, whole["steps"]),  # scales all updates of a round
+        examples=report.examples,
+        steps=report.steps,
+        loss=report.loss,
+        labels=None if classes is None else torch.tensor(report.labels),
+        normaliser=federation.method.client.normaliser(local, report.steps),  # scales all updates of a round
     )
-    measured = real["seconds"], real["cpu_seconds"], whole["peak_memory"]
-    return upload, Report(*measured, bool(whole["forgot"]), whole["tested"], tuple(found))
+    return upload, report
 
 
-def encode_question() -> RecordDict:
-    """Asks a node what it can do."""
-    return RecordDict({"question": ConfigRecord({"version": VERSION})})
+def _read_report(record: Any, labels: int, totals: int) -> Report:
+    """A report whose fields have the right types, and lists of the right lengths."""
+    if not isinstance(record, MetricRecord):
+        raise UploadError("'report' is not a record of metrics")
+    fields = {field.name: field.type for field in dataclasses.fields(Report)}
+    _check_keys(record, set(fields), "'report'")
+    values, lengths = dict[str, Any](), {"labels": labels, "totals": totals if record["tested"] else 0}
+    for name, kind in fields.items():
+        check, got = _whole if kind in (int, tuple[int, ...]) else _real, record[name]
+        if name not in lengths:
+            values[name] = check(got, name)
+        elif isinstance(got, list) and len(got) == lengths[name]:
+            values[name] = tuple(check(entry, name) for entry in got)
+        else:
+            raise UploadError(f"{name!r} is not a list of {lengths[name]} numbers")
+    return Report(**values)
 
 
 def encode_answer(answer: Answer) -> RecordDict:
@@ -283,8 +274,9 @@ def num_bytes(content: RecordDict) -> int:
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
-def _decode(record: Any, shapes: Mapping[str, tuple[int, ...]], federation: Federation, part: str) -> Tensors:
-    """The tensors of a record, if they have exactly these names and shapes and the server's types."""
+def _decode(record: Any, slice_: Slice, names: Set[str], federation: Federation, part: str) -> Tensors:
+    """The tensors of a record, if names, shapes and types are exactly those of the slice."""
+    shapes = {name: shape for name, shape in slice_.shapes.items() if name in names}
     if not isinstance(record, ArrayRecord):
         raise UploadError(f"{part!r} is not a record of arrays")
     _check_keys(record, set(shapes), repr(part))
@@ -324,12 +316,6 @@ def _check_keys(record: Mapping[str, Any], expected: set[str], what: str) -> Non
     if odd := record.keys() ^ expected:
         name = min(odd, key=str)
         raise UploadError(f"{what} {'holds' if name in record else 'lacks'} {str(name)[:100]!r}")
-
-
-def _numbers(value: Any, length: int, name: str) -> Sequence[Any]:
-    if not isinstance(value, list) or len(value) != length:
-        raise UploadError(f"{name!r} is not a list of {length} numbers")
-    return value
 
 
 def _whole(value: Any, name: str) -> int:

@@ -16,33 +16,19 @@ Positive = Annotated[int, Ge(1)]
 
 @options("")
 class Settings:
-    """The settings of a server app; in Flower's run config with dashes, such as ``min-replies``.
+    """The settings of a server app; in Flower's run config with dashes, such as ``min-replies``."""
 
-    Attributes:
-        out: the run folder.
-        resume: continue the run in it, if there is one.
-        deadline: seconds that a node has for a turn, from the moment its order is sent.
-        wait: seconds to wait for nodes: for all clients at the start, for ``min_nodes`` before every round.
-        min_nodes: number of nodes that a round needs to start; 0: the size of a cohort.
-        min_replies: number of accepted replies that a round needs; with fewer it is repeated.
-        attempts: number of times that a round is tried before the run ends with an error; finished rounds are saved.
-        window: number of turns that are under way, or wait to be added up, at a time; bounds the SuperLink's memory.
-        patience: number of deadlines that a node may miss in a row before it gets a smaller model.
-        poll: seconds between two looks for a reply.
-        metrics_port: port of an endpoint for Prometheus; 0: none.
-    """
-
-    out: str = "runs/flower"
-    resume: bool = False
-    deadline: Annotated[float, Gt(0)] = 600.0
-    wait: Annotated[float, Ge(0)] = 120.0
-    min_nodes: Count = 0
-    min_replies: Count = 1
-    attempts: Positive = 3
-    window: Positive = 32
-    patience: Positive = 2
-    poll: Annotated[float, Gt(0)] = 0.5
-    metrics_port: Count = 0
+    out: str = "runs/flower"  # the run folder
+    resume: bool = False  # continue the run in it, if there is one
+    deadline: Annotated[float, Gt(0)] = 600.0  # seconds that a node has for a turn, after its order is sent
+    wait: Annotated[float, Ge(0)] = 120.0  # seconds: for all clients at the start, for min_nodes before every round
+    min_nodes: Count = 0  # number of nodes that a round needs to start; 0: the size of a cohort
+    min_replies: Count = 1  # number of accepted replies that a round needs; with fewer it is repeated
+    attempts: Positive = 3  # number of times that a round is tried before the run ends with an error
+    window: Positive = 32  # number of turns under way, or waiting to be added up, at a time
+    patience: Positive = 2  # number of deadlines that a node may miss in a row before it gets a smaller model
+    poll: Annotated[float, Gt(0)] = 0.5  # seconds between two looks for a reply
+    metrics_port: Count = 0  # port of an endpoint for Prometheus; 0: none
 
     def check(self, config: Config) -> None:
         """Refuses to wait for more nodes, or more replies, than there can be."""
@@ -58,27 +44,18 @@ class Settings:
 class NodeConfig:
     """What a node says of itself (``flower-supernode --node-config``), with dashes, such as ``state-dir``.
 
-    Attributes:
-        partition_id: its client number; left out, it gets the next free one.
-        level: the level that it wants; left out, the largest model within its limits.
-        memory: limit of the memory for training, such as ``"512 MB"``.
-        compute: limit of the multiply-accumulates per example, such as ``"30 MMAC"``.
-        bandwidth: limit of the bytes per round, down and up together, such as ``"50 MB"``.
-        state_dir: a folder for what it remembers, so that it survives a restart.
-        data_root: the folder of a built-in data set, instead of the server's ``data.root``.
-        device: torch device, instead of the server's ``engine.device``.
-        num_partitions: set by Flower's simulation, and not used.
+    A node without a ``level`` gets the largest one within its limits of ``memory``, ``compute`` and ``bandwidth``.
     """
 
-    partition_id: Count | None = None
-    level: Count | None = None
-    memory: str | int | None = None
-    compute: str | int | None = None
-    bandwidth: str | int | None = None
-    state_dir: str | None = None
-    data_root: str | None = None
-    device: str | None = None
-    num_partitions: Count | None = None
+    partition_id: Count | None = None  # its client number; left out, it gets the next free one
+    level: Count | None = None  # the level that it wants
+    memory: str | int | None = None  # for training, such as "512 MB"
+    compute: str | int | None = None  # multiply-accumulates per example, such as "30 MMAC"
+    bandwidth: str | int | None = None  # bytes per round, down and up together, such as "50 MB"
+    state_dir: str | None = None  # a folder for what it remembers, so that it survives a restart
+    data_root: str | None = None  # the folder of a built-in data set, instead of the server's data.root
+    device: str | None = None  # torch device, instead of the server's engine.device
+    num_partitions: Count | None = None  # set by Flower's simulation, and not used
 
 
 def read_node_config(given: Mapping[str, Any], strict: bool) -> NodeConfig:
