@@ -71,7 +71,7 @@ def checked_values(part: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _adapters(cls: type) -> dict[str, tuple[Any, Any]]:
+def _adapters(cls: Any) -> dict[str, tuple[Any, Any]]:
     from pydantic import ConfigDict, TypeAdapter
 
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -94,8 +94,10 @@ def expected(hint: Any) -> str:
     origin = typing.get_origin(hint)
     if origin is Annotated:
         base, *bounds = typing.get_args(hint)
-        limits = [f"{sign} {getattr(bound, key)}" for bound in bounds for key, sign in _SIGNS if hasattr(bound, key)]
-        return " ".join([expected(base), *limits])
+        found = {key: getattr(bound, key) for bound in bounds for key in _SIGNS if hasattr(bound, key)}
+        if found.keys() == {"ge", "le"}:
+            return f"{expected(base)} from {found['ge']:g} to {found['le']:g}"
+        return " ".join([expected(base), " and ".join(f"{_SIGNS[key]} {value:g}" for key, value in found.items())])
     if origin is Literal:
         return either(repr(choice) for choice in typing.get_args(hint))
     if origin in (typing.Union, types.UnionType):
@@ -110,5 +112,5 @@ def either(words: Iterable[str]) -> str:
     return " or ".join(words)
 
 
-_SIGNS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "'none'"}

@@ -1,6 +1,9 @@
 """The command line end to end: what a user types, sees, and gets for an exit code."""
 
 import json
+import os
+import resource
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,6 +119,83 @@ def test_devices_from_plan_to_run(incofl: Shell, tmp_path: Path) -> None:
         assert "device class 'phone': no level fits; the smallest (level 0) needs memory" in err
 
 
+TINY = [
+    *("--set", "model.name=tiny-mlp", "--set", "split.kind=layer", "--set", "split.levels=[1,3,6]"),
+    *("--set", "local.batch_size=2", "--set", "local.optimizer=sgd", "--set", "local.momentum=0"),
+    *("--set", "rounds=1", "--set", "data.limit=300"),
+]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    path = tmp_path / "devices.toml"
+    path.write_text(DEVICES)
+    return path
+
+
+def test_a_method_that_exceeds_the_limits_of_devices_is_refused(incofl: Shell, tmp_path: Path, fleet: Path) -> None:
+    """Unless the user asks for this upper bound explicitly; then both tables say the same."""
+    options = [*TINY, "--method", "alllarge", "--devices", fleet]
+    for command in (["plan"], ["run", "--out", tmp_path / "r"]):
+        code, out, err = incofl(*command, *options)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "device class 'phone': alllarge trains level 2 on it, which needs memory" in err
+        assert "kB, has 12 kB; choose another method, or write --ignore-limits to train it anyway" in err
+    assert not (tmp_path / "r").exists()
+    code, out, _ = incofl("plan", *options, "--ignore-limits", "--json")
+    plan = json.loads(out)
+    assert [device["level"] for device in plan["devices"]] == [2, 2]
+    assert [level["clients"] for level in plan["levels"]] == [0, 0, 10]
+    code, out, _ = incofl("plan", *options, "--ignore-limits")
+    assert (code, "exceeded" in out, "kB, has 12 kB" in out) == (0, True, True)
+    assert incofl("run", *options, "--ignore-limits", "--out", tmp_path / "r")[0] == 0
+
+
+def test_a_method_that_gives_everybody_the_smallest_level_is_shown_so(incofl: Shell, fleet: Path) -> None:
+    _, out, _ = incofl(
+        "plan",
+        *TINY,
+        "--set",
+        "split.kind=hetero",
+        "--set",
+        "split.levels=3",
+        "--method",
+        "allsmall",
+        "--devices",
+        fleet,
+        "--json",
+    )
+    plan = json.loads(out)
+    assert [device["level"] for device in plan["devices"]] == [0, 0]
+    assert [level["clients"] for level in plan["levels"]] == [10, 0, 0]
+
+
+@pytest.mark.parametrize("key", ["data.clients=7", "split.counts=[5,3,2]", " data.clients = 7"])
+def test_a_fleet_and_another_number_of_clients_are_refused(incofl: Shell, fleet: Path, key: str) -> None:
+    for command in ("plan", "run"):
+        code, _, err = incofl(command, *TINY, "--devices", fleet, "--set", key)
+        assert (code, err) == (
+            2,
+            f"incofl: --set {key.strip()}: {fleet} has 10 clients; leave it out, or change the file\n",
+        )
+    assert incofl("plan", *TINY, "--devices", fleet, "--set", "data.clients=10")[0] == 0
+
+
+def test_the_clients_of_a_config_file_are_those_of_the_fleet(incofl: Shell, tmp_path: Path, fleet: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[data]\nclients = 7\n[split]\ncounts = [3, 2, 2]\n")
+    code, out, err = incofl("plan", config, *TINY, "--devices", fleet, "--json")
+    assert (code, err) == (0, "")
+    assert [level["clients"] for level in json.loads(out)["levels"]] == [6, 0, 4]
+
+
+def test_a_limit_without_its_unit_is_refused(incofl: Shell, fleet: Path) -> None:
+    fleet.write_text(DEVICES.replace('"12 kB"', "12"))
+    code, _, err = incofl("run", *TINY, "--devices", fleet)
+    problem = 'device 1 (phone): memory: got 12, expected a number > 0 with its unit: write "12 MB"'
+    assert (code, err) == (2, f"incofl: {fleet}: {problem}\n")
+
+
 def test_plan_follows_the_method(incofl: Shell) -> None:
     counts = {}
     for method in ("heteroavg", "allsmall", "alllarge"):
@@ -133,10 +213,8 @@ def test_a_fleet_larger_than_the_default_population(incofl: Shell, tmp_path: Pat
 
 
 def test_output_without_unicode(incofl: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import subprocess
-
     command = [sys.executable, "-m", "incofl", "run", *SMALL, "--out", str(tmp_path)]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONIOENCODING": "ascii"}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert "test accuracy by level" in done.stdout.decode("ascii")
@@ -144,9 +222,7 @@ def test_output_without_unicode(incofl: Shell, tmp_path: Path, monkeypatch: pyte
 
 def test_live_display_on_a_terminal(tmp_path: Path) -> None:
     """Bars with rounds, clients, accuracy and the time left; then the table."""
-    import os
     import pty
-    import subprocess
 
     main_end, terminal = pty.openpty()
     command = [sys.executable, "-m", "incofl", "run", *SMALL, "--out", str(tmp_path)]
@@ -193,6 +269,38 @@ def test_list(incofl: Shell, what: str, some: list[str]) -> None:
     assert all(len(line.split(maxsplit=1)) == 2 for line in out.splitlines())
 
 
+def processor_seconds(*command: str) -> float:
+    """The processor time, user and system, of a command in a process of its own."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "methods"]], ids=" ".join)
+def test_help_and_lists_answer_at_once(arguments: list[str]) -> None:
+    """The aim is half a second; machines are noisy, so only a whole one is a failure."""
+    seconds = min(processor_seconds("-m", "incofl", *arguments) for _ in range(2))
+    print(f"incofl {' '.join(arguments)}: {seconds:.2f} s of processor time")
+    assert seconds < 1
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["list", "methods"]], ids=" ".join)
+def test_help_and_lists_do_not_import_torch(arguments: list[str]) -> None:
+    code = f"""
+import sys
+sys.argv = {["incofl", *arguments]!r}
+from incofl.cli import main
+try:
+    main()
+finally:
+    heavy = {{"torch", "pydantic", "numpy", "rich.table", "scipy", "matplotlib"}} & sys.modules.keys()
+    print(*sorted(heavy), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == []
+
+
 def test_help(incofl: Shell) -> None:
     for arguments in ([], ["--help"]):
         code, out, err = incofl(*arguments)
@@ -201,7 +309,7 @@ def test_help(incofl: Shell) -> None:
     code, out, _ = incofl("run", "--help")
     assert all(option in out for option in ("--method", "--set", "--out", "--resume", "--devices"))
     code, out, _ = incofl("--version")
-    assert (code, out) == (0, "incofl 0.1.0\n")
+    assert (code, out) == (0, "incofl 0.2.0\n")
 
 
 @pytest.mark.parametrize(

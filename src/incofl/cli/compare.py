@@ -48,6 +48,9 @@ def compare(
         RunDisplay(console, runs=len(arms), quiet=quiet) as display,
     ):
         results = run_comparison(arms, out.expanduser(), jobs=jobs, watch=display.watch)
-    print_table(console, table(results), f"test accuracy in percent, {len(numbers)} seed(s), {results[0].measure}")
+    unit = " in percent" if results[0].percent else ""
+    print_table(
+        console, table(results), f"test {results[0].metric}{unit}, {len(numbers)} seed(s), {results[0].measure}"
+    )
     console.print(CAPTION, soft_wrap=True)
     console.print(f"tables and run folders in {out}", soft_wrap=True)

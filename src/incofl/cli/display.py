@@ -1,6 +1,6 @@
 """What a person sees: the progress of runs, plain lines where there is no terminal, and tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -12,7 +12,7 @@ from incofl.config import Config
 from incofl.costs import human
 from incofl.engine.build import split_kind
 from incofl.engine.federation import Federation
-from incofl.engine.records import Row
+from incofl.engine.run_folder import Row
 
 # Columns that a narrow terminal can do without, the first to be left out first.
 OPTIONAL = ("level ", "last round", "wins")
@@ -42,7 +42,7 @@ class RunDisplay:
         self._all = self._live.add_task("runs   ", total=runs, note="", visible=runs > 1)
         self._rounds = self._live.add_task("rounds ", total=None, note="")
         self._clients = self._live.add_task("clients", total=None, note="", visible=runs == 1)
-        self._total = 0
+        self._total, self._metric = 0, "accuracy"
         self.federation: Federation | None = None
 
     def __enter__(self) -> "RunDisplay":
@@ -63,10 +63,9 @@ class RunDisplay:
 
     def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
         """Says what is about to run."""
-        self.federation, self._total = federation, config.rounds
-        self._live.update(
-            self._rounds, total=config.rounds, completed=len(rows), note=_note(rows[-1] if rows else None)
-        )
+        self.federation, self._total, self._metric = federation, config.rounds, federation.task.first
+        note = self._note(rows[-1]) if rows else ""
+        self._live.update(self._rounds, total=config.rounds, completed=len(rows), note=note)
         self._live.update(self._clients, total=config.cohort_size, completed=0)
         if self._runs > 1:
             return
@@ -89,27 +88,24 @@ class RunDisplay:
 
     def finished_round(self, row: Row) -> None:
         """Counts a round."""
-        self._live.update(self._rounds, completed=row["round"], note=_note(row))
+        self._live.update(self._rounds, completed=row["round"], note=self._note(row))
         self._live.update(self._clients, completed=0, note="")
         self._live.refresh()  # every round is seen, however short
         if self._runs > 1:
             return
         if not self._console.is_terminal or row["rejected"]:
             count = f"{row['round']:>{len(str(self._total))}}/{self._total}"
-            self._print(f"round {count}  {_note(row)}  {row['seconds']:.1f} s")
+            self._print(f"round {count}  {self._note(row)}  {row['seconds']:.1f} s")
         for refusal in row["rejected"]:
             self._print(f"  rejected: {refusal['reason']}")
+
+    def _note(self, row: Row) -> str:
+        loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
+        return loss if row["accuracy"] is None else f"{self._metric} {row['accuracy']:.3f}  {loss}"
 
     def _print(self, line: str) -> None:
         if not self._quiet:
             self._console.print(line, soft_wrap=True)
-
-
-def _note(row: Row | None) -> str:
-    if row is None:
-        return ""
-    loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
-    return f"loss {loss}" if row["accuracy"] is None else f"accuracy {row['accuracy']:.3f}  loss {loss}"
 
 
 def print_table(console: Console, lines: Sequence[Sequence[str]], title: str = "") -> None:
@@ -152,23 +148,28 @@ def _is_text(cells: Sequence[str]) -> bool:
 
 
 def result_lines(
-    federation: Federation, rows: list[Row], summary: dict[str, Any], *, ascii_only: bool = False
+    federation: Federation, rows: list[Row], summary: Mapping[str, Any], *, ascii_only: bool = False
 ) -> list[list[str]]:
-    """Returns a table of the accuracy by level at the last evaluation, with what each level is, headings first."""
+    """Returns a table of the metric by level at the last evaluation, with what each level is, headings first."""
     evaluated = [row for row in rows if row["accuracy"] is not None]
     shown = evaluated[:: max(1, -(-len(evaluated) // 16))]  # the table fits a terminal of 80 columns
-    lines = [["level", "blocks", "width", "parameters", "clients", "accuracy", "rounds"]]
+    highest = max([1.0, *(value for row in shown for value in row["accuracy_by_level"] if value is not None)])
+    lines = [["level", "blocks", "width", "parameters", "clients", summary["metric"], "rounds"]]
     for position, level in enumerate(summary["levels"]):
         cost, clients = federation.costs[level], federation.clients_by_level[level]
         size = [" ".join(map(str, cost.blocks)), f"{cost.width:g}", human(cost.parameters), str(clients)]
-        accuracy = f"{summary['accuracy_by_level'][position]:.3f}" if evaluated else "-"
-        curve = sparkline([row["accuracy_by_level"][position] for row in shown], ascii_only)
-        lines.append([str(level), *size, accuracy, curve])
-    mean = f"{summary['accuracy']:.3f}" if evaluated else "-"
-    return [*lines, ["mean", "", "", "", "", mean, sparkline([row["accuracy"] for row in shown], ascii_only)]]
+        curve = sparkline([row["accuracy_by_level"][position] for row in shown], highest, ascii_only)
+        lines.append([str(level), *size, _metric(evaluated and summary["accuracy_by_level"][position]), curve])
+    curve = sparkline([row["accuracy"] for row in shown], highest, ascii_only)
+    return [*lines, ["mean", "", "", "", "", _metric(evaluated and summary["accuracy"]), curve]]
 
 
-def sparkline(values: list[float], ascii_only: bool = False) -> str:
-    """Draws a curve of values in [0, 1] as one line of text."""
+def _metric(value: float | list[Row] | None) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else "-"
+
+
+def sparkline(values: Sequence[float | None], highest: float = 1.0, ascii_only: bool = False) -> str:
+    """Draws a curve of values between 0 and the highest as one line of text."""
     bars = "_.:-=+*#@" if ascii_only else " ▁▂▃▄▅▆▇█"
-    return "".join(bars[round(value * (len(bars) - 1))] for value in values)
+    steps = [max(0.0, min(1.0, (value or 0.0) / highest)) for value in values]
+    return "".join(bars[round(step * (len(bars) - 1))] for step in steps)

@@ -1,24 +1,34 @@
 """The command ``incofl list``."""
 
 from enum import StrEnum
-from importlib import import_module
 from typing import Annotated
 
 import typer
 
-TABLES = {"methods": "incofl.methods:METHODS", "models": "incofl.models:MODELS", "datasets": "incofl.data:DATASETS"}
-Listing = StrEnum("Listing", [*map(str.upper, TABLES), "PRESETS"])
+Listing = StrEnum("Listing", ["METHODS", "MODELS", "DATASETS", "PRESETS"])
 
 
 def list_(what: Annotated[Listing, typer.Argument(help="What to list.")]) -> None:
     """List the methods, models, data sets or presets that can be named."""
-    if what == "presets":
-        from incofl.config import presets
+    print_columns(_entries(what))
 
-        print_columns({name: text.partition("\n")[0].lstrip("# ") for name, text in sorted(presets().items())})
-    else:
-        module, _, table = TABLES[what].partition(":")
-        print_columns({name: entry.summary for name, entry in getattr(import_module(module), table).items()})
+
+def _entries(what: str) -> dict[str, str]:
+    if what == "methods":
+        from incofl.methods import SUMMARIES
+
+        return SUMMARIES
+    if what == "models":
+        from incofl.models import MODELS
+
+        return {name: family.summary for name, family in MODELS.items()}
+    if what == "datasets":
+        from incofl.data import DATASETS
+
+        return {name: source.summary for name, source in DATASETS.items()}
+    from incofl.config import presets
+
+    return {name: text.partition("\n")[0].lstrip("# ") for name, text in sorted(presets().items())}
 
 
 def print_columns(entries: dict[str, str]) -> None:

@@ -1,7 +1,5 @@
 """The command ``incofl run``."""
 
-import os
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -32,8 +30,8 @@ def run(
     from incofl.cli.plan import make_plan
     from incofl.config import load_config
     from incofl.costs import human
-    from incofl.engine.records import RunFolder
     from incofl.engine.run import run as run_federation
+    from incofl.engine.run_folder import RunFolder, new_folder
 
     if resume and out is None:
         raise ConfigError("--resume: got no --out, expected the folder of the run to continue")
@@ -46,8 +44,7 @@ def run(
         resolved = load_config(config, overrides)
     else:
         resolved = make_plan(config, overrides, devices, ignore_limits).config
-    name = f"{resolved.method}-{resolved.data.name}-s{resolved.seed}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    folder = RunFolder(out.expanduser() if out is not None else Path("runs") / name)
+    folder = RunFolder(out.expanduser() if out is not None else new_folder(resolved))
 
     def advice() -> str:
         done = len(folder.rows())  # rows without a checkpoint were dropped on the way out
@@ -56,9 +53,9 @@ def run(
 
     console = make_console()
     with arg.interruptible(advice), RunDisplay(console, quiet=quiet) as display:
-        summary = run_federation(resolved, folder.path, resume=resume, progress=display)
+        result = run_federation(resolved, folder.path, resume=resume, progress=display)
     assert display.federation is not None
-    lines = result_lines(display.federation, folder.rows(), summary, ascii_only=console.options.ascii_only)
-    print_table(console, lines, f"{summary['method']}, {summary['rounds']} rounds: test accuracy by level")
-    traffic = f"{human(summary['bytes_down'], 'B')} down, {human(summary['bytes_up'], 'B')} up"
-    console.print(f"{traffic}, {summary['seconds']:.0f} s; records in {folder.path}", soft_wrap=True)
+    lines = result_lines(display.federation, result.history, result, ascii_only=console.options.ascii_only)
+    print_table(console, lines, f"{result['method']}, {result['rounds']} rounds: test {result['metric']} by level")
+    traffic = f"{human(result['bytes_down'], 'B')} down, {human(result['bytes_up'], 'B')} up"
+    console.print(f"{traffic}, {result['seconds']:.0f} s; records in {folder.path}", soft_wrap=True)

@@ -173,9 +173,9 @@ def _difference(theirs: Config, ours: Config) -> str:
 
 
 def new_folder(config: Config) -> Path:
-    """A new folder for a run, named by its method, its data and the time."""
+    """A new folder for a run, different also for runs that a sweep starts in the same second."""
     data, method = (re.sub(r"[^\w.+-]+", "-", name) for name in (config.data.name, config.method))
-    return Path("runs") / f"{method}-{data}-{datetime.now():%Y%m%d-%H%M%S}"
+    return Path("runs") / f"{method}-{data}-s{config.seed}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
 def summarise(rows: list[Row], config: Config, federation: Federation, status: str) -> dict[str, Any]:

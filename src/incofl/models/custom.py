@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from incofl.errors import ConfigError, IncoflError, nearest
 from incofl.imports import describe, load_attribute
-from incofl.inputs import Inputs
 from incofl.layout import Layout
-from incofl.models.model import ModelOptions, Shape, shapes_of, try_out
+from incofl.models.model import ModelOptions, shapes_of, try_out
 
 Factory = Callable[..., Any]  # returns a module, or a module and its layout
 
@@ -37,14 +36,26 @@ def make_custom(name: str, factory: Factory | None, options: ModelOptions) -> tu
         raise ConfigError(
             f"model.name: {name} returned {type(made).__name__}, expected a torch.nn.Module, or one and its Layout"
         )
-    check_output(name, module, options.batch, options.output)
-    return module, layout or Layout.infer(module, options.batch)
+    return _checked(name, module, layout, options)
 
 
 def use_module(module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
-    """A copy of a module that was made in Python, and its layout or an inferred one."""
-    check_output(type(module).__name__, module, options.batch, options.output)
-    return copy.deepcopy(module), layout or Layout.infer(module, options.batch)
+    """A copy of a module that was made in Python, which replaces what the config says, and its layout."""
+    return _checked(type(module).__name__, copy.deepcopy(module), layout, options)
+
+
+def _checked(name: str, module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
+    """Refuses a module that fails on a batch, or whose output is not what the options say; infers a missing layout."""
+    example, expected = options.batch, options.output
+    try:
+        *_, output = try_out(module, example)
+    except Exception as problem:
+        words = f"fails on a batch of shape {shapes_of(example)}: {describe(problem)}"
+        raise ConfigError(f"model.name: {name} {words}") from problem
+    got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if expected is not None and got != expected:
+        raise ConfigError(f"model.name: {name} gives {got} for a batch of {expected[0]}, expected logits {expected}")
+    return module, layout or Layout.infer(module, example)
 
 
 def factory_name(factory: Factory) -> str:
@@ -52,40 +63,25 @@ def factory_name(factory: Factory) -> str:
     return f"{factory.__module__}:{getattr(factory, '__qualname__', type(factory).__name__)}"
 
 
-def check_output(name: str, module: nn.Module, example: Inputs, expected: Shape | None) -> None:
-    """Refuses a module that fails on a batch, or whose output has another shape than expected (``None``: any)."""
-    try:
-        *_, output = try_out(module, example)
-    except Exception as problem:
-        raise ConfigError(
-            f"model.name: {name} fails on a batch of shape {shapes_of(example)}: {describe(problem)}"
-        ) from problem
-    got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if expected is not None and got != expected:
-        raise ConfigError(f"model.name: {name} gives {got} for a batch of {expected[0]}, expected logits {expected}")
-
-
 def _arguments(name: str, factory: Factory, options: ModelOptions) -> dict[str, Any]:
     """The arguments that a factory asks for, and the config's ``model.options``; nothing in the config is ignored."""
     try:
-        parameters = inspect.signature(factory).parameters
-        variable = {key: p.kind for key, p in parameters.items() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        takes_any = inspect.Parameter.VAR_KEYWORD in variable.values()
-    except (TypeError, ValueError):  # a class written in C
-        parameters, variable, takes_any = {}, {}, True
-    names = [key for key in parameters if key not in variable]
-    given: dict[str, Any] = {key: getattr(options, key) for key in (*FROM_DATA, *FROM_CONFIG)}
-    given["classes"] = options.classes or None
+        parameters = dict(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):
+        parameters = {}  # of a class written in C
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = {key: p for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    given = {key: getattr(options, key) for key in (*FROM_DATA, *FROM_CONFIG)} | {"classes": options.classes or None}
     for key in FROM_CONFIG:
-        if key not in names and given[key] not in (None, 1.0):
+        if key not in named and given[key] not in (None, 1.0):
             raise ConfigError(f"model.{key}: got {given[key]:g}, but {name} has no parameter {key!r}")
     for key in options.options:
-        if key not in names and not takes_any:
-            hint = nearest(key, names) if names else ""
+        if key not in named and not takes_any:
+            hint = nearest(key, named) if named else ""
             raise ConfigError(f"model.options.{key}: {name} has no parameter {key!r}{hint}")
-    arguments = {key: given[key] for key in names if given.get(key) is not None} | dict(options.options)
-    for key in names:
-        if parameters[key].default is inspect.Parameter.empty and key not in arguments:
+    arguments = {key: given[key] for key in named if given.get(key) is not None} | dict(options.options)
+    for key, parameter in named.items():
+        if parameter.default is parameter.empty and key not in arguments:
             where = f"model.{key}" if key in FROM_CONFIG else f"model.options.{key}"
             raise ConfigError(f"model.name: {name} needs {key!r}: set {where}, or give it a default")
     return arguments

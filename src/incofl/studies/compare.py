@@ -5,8 +5,10 @@ Runs of one seed share everything but the method: partition, cohorts and initial
 
 import csv
 import dataclasses
+import functools
 import io
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -16,11 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from incofl.config import Config
+from incofl.client import Setting
+from incofl.config import Config, find_parts
 from incofl.engine.build import build_method, build_model, build_splitter
 from incofl.engine.checkpoint import atomic_write
-from incofl.engine.records import RunFolder
-from incofl.engine.run import Progress, run
+from incofl.engine.progress import Progress
+from incofl.engine.run import run
+from incofl.engine.run_folder import RunFolder
+from incofl.errors import RunError
 from incofl.statistics import Difference, mean_and_half_width, paired, tail, tail_mean, tail_name
 
 CURVE = ("round", "accuracy", "accuracy_by_level", "loss", "test_loss")  # what comparison.json keeps of an evaluation
@@ -52,15 +57,19 @@ class MethodResult:
 
     Attributes:
         method: name of the method.
+        metric: what is compared: the first metric of the task.
+        percent: whether the metric is shown in percent.
         measure: the evaluations by which it is judged, such as ``mean of rounds 41-50``.
-        last: accuracy after the last round, averaged over the levels.
-        tail: accuracy by that measure.
+        last: the metric after the last round, averaged over the levels.
+        tail: the metric by that measure.
         by_level: the same for each level that some client trains.
         seeds: ``tail`` of each seed.
         difference: paired difference of ``tail`` to the first method; ``None`` for the first.
     """
 
     method: str
+    metric: str
+    percent: bool
     measure: str
     last: Estimate
     tail: Estimate
@@ -93,16 +102,18 @@ def compare(
 def check_arms(configs: Mapping[Arm, Config]) -> None:
     """Refuses an impossible arm before the first run."""
     for config in configs.values():
-        model = build_model(config)
-        build_splitter(config, model)
-        build_method(config).client.check(model.template, model.example(2))
+        parts = find_parts(config)
+        model, method = build_model(config, parts), build_method(config, parts)
+        build_splitter(config, model, method)
+        buffers, compiled = method.server.buffers, config.engine.compile
+        method.check(Setting(model.template, model.example(2), model.layout, parts.task, buffers, compiled))
 
 
 def run_arms(configs: Mapping[Arm, Config], out: Path, jobs: int = 1, watch: Watch | None = None) -> None:
     """Starts or resumes the run of each arm, several at a time if asked to."""
     if jobs == 1:
         for arm, config in configs.items():
-            run(config, folder_of(out, arm), resume=True, progress=watch(arm) if watch else None)
+            run(config, folder_of(out, arm), resume=True, progress=watch(arm) if watch else False)
         return
     tasks = [
         (arm, dataclasses.replace(config, engine=dataclasses.replace(config.engine, workers=1)), out)
@@ -117,14 +128,14 @@ def run_arms(configs: Mapping[Arm, Config], out: Path, jobs: int = 1, watch: Wat
 def _run_arm(task: tuple[Arm, Config, Path]) -> Arm:
     arm, config, out = task
     torch.set_num_threads(1)
-    run(config, folder_of(out, arm), resume=True)
+    run(config, folder_of(out, arm), resume=True, progress=False)
     return arm
 
 
 def folder_of(out: Path, arm: Arm) -> Path:
     """Returns the run folder of an arm."""
     name, seed = arm
-    return out / f"{name}-s{seed}"
+    return out / f"{re.sub(r'[^a-zA-Z0-9_.+-]+', '-', name)}-s{seed}"
 
 
 def evaluations(folder: Path) -> list[Row]:
@@ -136,44 +147,56 @@ def summarise(configs: Mapping[Arm, Config], out: Path) -> list[MethodResult]:
     """Reads the records of the runs."""
     methods = list(dict.fromkeys(method for method, _ in configs))
     seeds = list(dict.fromkeys(seed for _, seed in configs))
+    task = find_parts(next(iter(configs.values()))).task
+    metric = task.all_metrics[task.first]
     results: list[MethodResult] = []
     for method in methods:
-        runs = [evaluations(folder_of(out, (method, seed))) for seed in seeds]
-        levels = json.loads(RunFolder(folder_of(out, (method, seeds[0]))).summary.read_text())["levels"]
+        folders = [folder_of(out, (method, seed)) for seed in seeds]
+        runs = [evaluations(folder) for folder in folders]
+        if not all(runs):
+            raise RunError(f"{folders[runs.index([])]}: was never evaluated, expected data with a test set")
+        levels = json.loads(RunFolder(folders[0]).summary.read_text())["levels"]
+        by_level = [[row["accuracy_by_level"] for row in tail(evaluated)] for evaluated in runs]
+        means = np.array([np.mean(np.array(own, dtype=np.float64), axis=0) for own in by_level])  # seeds x levels
         values = [tail_mean(evaluated) for evaluated in runs]
-        by_level = np.array([np.mean([row["accuracy_by_level"] for row in tail(rows)], axis=0) for rows in runs])
         result = MethodResult(
             method,
+            task.first,
+            metric.percent,
             tail_name(tail(runs[0])),
             Estimate.of([float(evaluated[-1]["accuracy"]) for evaluated in runs]),
             Estimate.of(values),
-            {level: Estimate.of(own.tolist()) for level, own in zip(levels, by_level.T, strict=True)},
+            {level: Estimate.of(own) for level, own in zip(levels, means.T.tolist(), strict=True)},
             values,
-            paired(values, results[0].seeds) if results else None,
         )
+        if results:
+            difference = paired(values, results[0].seeds)
+            wins = difference.wins if metric.higher_is_better else paired(results[0].seeds, values).wins
+            result = dataclasses.replace(result, difference=dataclasses.replace(difference, wins=wins))
         results.append(result)
     return results
 
 
 def table(results: Sequence[MethodResult]) -> list[list[str]]:
-    """Returns the lines of the table in percent, headings first."""
+    """Returns the lines of the table, headings first."""
     first, levels = results[0], sorted({level for result in results for level in result.by_level})
     last = ["last round"] if first.last != first.tail else []  # a short run is judged by its last round
     gap_headings = (f"minus {first.method}", "visible from", "wins")
     lines = [["method", *last, first.measure, *(f"level {level}" for level in levels), *gap_headings]]
+    shown = functools.partial(plus_minus, **({"scale": 100} if first.percent else {"digits": 3}))
     for result in results:
         means = [*([result.last] if last else []), result.tail, *(result.by_level.get(level) for level in levels)]
-        cells = [plus_minus(mean.mean, mean.half_width, scale=100) if mean else "" for mean in means]
-        gap = ["", "", ""]
+        cells, gap = [shown(mean.mean, mean.half_width) if mean else "" for mean in means], ["", "", ""]
         if (found := result.difference) is not None:
-            visible = "" if found.visible_from is None else f"{100 * found.visible_from:.1f}"
-            difference = plus_minus(found.mean, found.half_width, "+", scale=100)
-            gap = [difference, visible, f"{found.wins} of {len(result.seeds)}"]
+            visible = "" if found.visible_from is None else shown(found.visible_from)
+            gap = [shown(found.mean, found.half_width, "+"), visible, f"{found.wins} of {len(result.seeds)}"]
         lines.append([result.method, *cells, *gap])
     return lines
 
 
-def plus_minus(mean: float, half_width: float | None, sign: str = "", digits: int = 1, scale: float = 1.0) -> str:
+def plus_minus(
+    mean: float, half_width: float | None = None, sign: str = "", *, digits: int = 1, scale: float = 1.0
+) -> str:
     """Writes a mean and the half width of its interval."""
     half = "" if half_width is None else f" ± {scale * half_width:.{digits}f}"
     return f"{scale * mean:{sign}.{digits}f}{half}"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from incofl.config import Config
 from incofl.engine.checkpoint import write_json
-from incofl.engine.records import RunFolder
+from incofl.engine.run_folder import RunFolder
 from incofl.statistics import Difference, paired, tail_mean
 from incofl.studies import compare
 from incofl.studies.compare import Arm, Estimate, Watch, evaluations, folder_of

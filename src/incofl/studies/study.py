@@ -111,11 +111,11 @@ def cells(
 def run_name(config: Config) -> str:
     """Names a run by everything that determines it except the seed, so that studies share it."""
     # Places and processes do not make a run; keys at their defaults are left out, so that new ones rename no run.
-    defaults = Config().flat()
+    defaults = make_config({"method": config.method}).flat()
     values = {
         key: value
         for key, value in config.flat().items()
-        if value != defaults[key] and not key.startswith(("seed", "engine.", "data.root"))
+        if value != defaults.get(key) and not key.startswith(("seed", "engine.", "data.root"))
     }
     digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
     return f"{config.method}-{digest}"
