@@ -22,6 +22,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from scipy.stats import t as student
 
 HERE = Path(__file__).parent
 IMAGES = HERE / "images"
@@ -55,7 +56,7 @@ def demo(folder: Path) -> None:
 
 
 def observations() -> None:
-    """The case study: similarity by depth in each setting, and against accuracy over the ResNet runs."""
+    """The case study: similarity by depth in each setting with 95 % intervals, and against accuracy over the runs."""
     cases = json.loads((RESULTS / "reproduce-mini-observations.json").read_text())["cases"]
     settings = list(dict.fromkeys(case["setting"] for case in cases))
     figure = Figure(figsize=(11, 3.4), layout="constrained")
@@ -63,14 +64,15 @@ def observations() -> None:
     for axes, model in zip(panels[:2], ("ResNet", "ViT"), strict=True):
         for setting, colour, marker in zip(settings, COLOURS, "osD^v", strict=True):
             own = [case["cka"] for case in cases if (case["model"], case["setting"]) == (model, setting)]
-            mean, spread = np.mean(own, 0), np.std(own, 0, ddof=1)
+            mean, n = np.mean(own, 0), len(own)
+            spread = student.ppf(0.975, n - 1) * np.std(own, 0, ddof=1) / np.sqrt(n)
             depth = np.arange(1, len(mean) + 1)
             axes.errorbar(depth, mean, spread, color=colour, marker=marker, capsize=3, lw=1.5, ms=5, label=setting)
         where = "stage" if model == "ResNet" else "block that all clients have"
         axes.set(
             xlabel=where,
             ylabel="mean CKA over pairs of clients",
-            ylim=(0.4, 1.02),
+            ylim=(0.4, 1.05),
             xticks=range(1, 5 if model == "ResNet" else 7),
         )
         axes.set_title(f"{model}: similarity by depth", loc="left", fontsize=10)

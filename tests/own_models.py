@@ -70,6 +70,27 @@ def volumes(classes: int) -> nn.Module:
     return Volumes(classes)
 
 
+class TwoTowers(nn.Module):
+    """Two inputs, an image and a text, added up before the blocks."""
+
+    def __init__(self, vocabulary: int, classes: int) -> None:
+        super().__init__()
+        self.image = nn.Linear(64, 16)
+        self.words = nn.Embedding(vocabulary, 16)
+        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3)])
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, image: Tensor, words: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.head(self.blocks(self.image(image.flatten(1)) + self.words(words).mean(1)))
+        return logits
+
+
+def two_towers(classes: int, vocabulary: int) -> nn.Module:
+    """What ``model.name`` names."""
+    return TwoTowers(vocabulary, classes)
+
+
 class Viewing(nn.Module):
     """Convolutions, and then a view that only images with their channels first have."""
 

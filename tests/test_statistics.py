@@ -89,8 +89,20 @@ def test_correlation_of_known_numbers() -> None:
     assert found.points == 4
     assert found.pearson == pytest.approx(0.8)
     assert found.spearman == pytest.approx(0.8)
+    cubes = correlation([1, 2, 3, 4], [1, 8, 27, 64])
+    assert cubes.spearman == pytest.approx(1)
+    assert cubes.pearson is not None
+    assert 0.9 < cubes.pearson < 1
     assert correlation([1, 2], [1, 2]).pearson is None
     assert correlation([1, 1, 1], [1, 2, 3]).spearman is None
+
+
+def test_correlation_leaves_unknown_values_out() -> None:
+    found = correlation([0.1, 0.2, 0.4, None], [1, 2, 8, 3])
+    assert found.points == 3
+    assert found.pearson == pytest.approx(0.979864, abs=1e-6)
+    assert found.spearman == pytest.approx(1)
+    assert correlation([0.1, None, 0.3], [None, 1.0, 2.0]).points == 1
 
 
 @given(st.lists(st.tuples(st.integers(-5, 5), st.floats(-10, 10)), min_size=3, max_size=20))

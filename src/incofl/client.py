@@ -110,32 +110,32 @@ class Upload:
     """What comes of a client's turn, in the coordinates of its slice.
 
     Attributes:
-        update: of the trained parameters, new minus received.
-        buffers: their new values.
-        extra: what the method uploads in addition.
-        memory: what the client keeps for its next turn: it stays with the client, and no server rule may look at it.
-        steps: number of optimiser steps.
-        loss: mean over the examples of all epochs.
-        normaliser: what the update is divided by in the mean; see ``ClientRule.normaliser``.
         client: the number of the client.
         level: its size.
         slice: the part of the server model that it holds.
+        update: of the trained parameters, new minus received.
+        buffers: their new values.
         examples: number of its examples.
+        steps: number of optimiser steps.
+        loss: mean over the examples of all epochs.
+        extra: what the method uploads in addition.
+        memory: what the client keeps for its next turn: it stays with the client, and no server rule may look at it.
         labels: number of its examples of each class; ``None`` for tasks without classes.
+        normaliser: what the update is divided by in the mean; see ``ClientRule.normaliser``.
     """
 
-    update: Tensors = field(default_factory=dict)
-    buffers: Tensors = field(default_factory=dict)
-    extra: Tensors = field(default_factory=dict)
-    memory: Tensors = field(default_factory=dict)
-    steps: int = 0
-    loss: float = 0.0
-    normaliser: float = 1.0
     client: int = 0
     level: int = 0
     slice: Slice = field(default_factory=lambda: Slice({}, {}))
+    update: Tensors = field(default_factory=dict)
+    buffers: Tensors = field(default_factory=dict)
     examples: int = 0
+    steps: int = 0
+    loss: float = 0.0
+    extra: Tensors = field(default_factory=dict)
+    memory: Tensors = field(default_factory=dict)
     labels: Tensor | None = None
+    normaliser: float = 1.0
 
 
 @dataclass
@@ -286,7 +286,7 @@ def train(
         total += loss.detach() * len(y)
         examples += len(y)
     buffers = changing_buffers(model, given.state)
-    upload = Upload(like(parameters), like(buffers)) if into is None else into
+    upload = Upload(update=like(parameters), buffers=like(buffers)) if into is None else into
     with torch.no_grad():
         for name, parameter in parameters.items():
             upload.update[name].copy_(parameter).sub_(given.state[name].cpu())

@@ -198,7 +198,7 @@ class Method:
     @property
     def options(self) -> dict[str, Any]:
         """The options of all parts, by the name of their section in a config."""
-        found = {}
+        found: dict[str, Any] = {}
         for part in (self.split, self.client, self.server, *self.uploads, *self.transforms):
             found |= {value.section: value for value in (part, *_fields(part).values()) if has_options(value)}
         return found

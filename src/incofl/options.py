@@ -5,7 +5,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from incofl.errors import ConfigError, nearest
@@ -71,11 +71,12 @@ def checked_values(part: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _adapters(cls: type) -> dict[str, tuple[Any, Any]]:
+def _adapters(cls: Hashable) -> dict[str, tuple[Any, Any]]:
     from pydantic import ConfigDict, TypeAdapter
 
+    assert isinstance(cls, type)
     hints = typing.get_type_hints(cls, include_extras=True)
-    names = [field.name for field in dataclasses.fields(cls)]
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     return {name: (hints[name], _adapter(TypeAdapter, ConfigDict, hints[name])) for name in names}
 
 
@@ -94,8 +95,10 @@ def expected(hint: Any) -> str:
     origin = typing.get_origin(hint)
     if origin is Annotated:
         base, *bounds = typing.get_args(hint)
-        limits = [f"{sign} {getattr(bound, key)}" for bound in bounds for key, sign in _SIGNS if hasattr(bound, key)]
-        return " ".join([expected(base), *limits])
+        found = {key: getattr(bound, key) for bound in bounds for key in _SIGNS if hasattr(bound, key)}
+        if found.keys() == {"ge", "le"}:
+            return f"{expected(base)} from {found['ge']} to {found['le']}"
+        return " ".join([expected(base), " and ".join(f"{_SIGNS[key]} {value}" for key, value in found.items())])
     if origin is Literal:
         return either(repr(choice) for choice in typing.get_args(hint))
     if origin in (typing.Union, types.UnionType):
@@ -110,5 +113,5 @@ def either(words: Iterable[str]) -> str:
     return " or ".join(words)
 
 
-_SIGNS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "'none'"}

@@ -124,11 +124,13 @@ class Correlation:
     spearman: float | None
 
 
-def correlation(x: Sequence[float], y: Sequence[float]) -> Correlation:
-    """Correlates two series; undefined below 3 points, or if one series is constant."""
-    if len(x) < FEWEST_POINTS or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return Correlation(len(x), None, None)
-    return Correlation(len(x), _pearson(x, y), _pearson(_ranks(x), _ranks(y)))
+def correlation(x: Sequence[float | None], y: Sequence[float | None]) -> Correlation:
+    """Correlates the pairs in which both are known; undefined below 3 pairs, or if one series is constant."""
+    pairs = [(a, b) for a, b in zip(x, y, strict=True) if a is not None and b is not None]
+    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+    if len(pairs) < FEWEST_POINTS or np.ptp(ours) == 0 or np.ptp(theirs) == 0:
+        return Correlation(len(pairs), None, None)
+    return Correlation(len(pairs), _pearson(ours, theirs), _pearson(_ranks(ours), _ranks(theirs)))
 
 
 def _pearson(x: Sequence[float], y: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -68,11 +69,12 @@ class Task:
 
     def score(self, output: Any, target: Tensor) -> "Score":
         """The totals of a batch."""
-        return Score({name: metric.totals(output, target).double().cpu() for name, metric in self.all_metrics.items()})
+        totals = {name: metric.totals(output, target) for name, metric in self.all_metrics.items()}
+        return Score({name: total.detach().double().cpu().numpy() for name, total in totals.items()})
 
     def values(self, score: "Score") -> dict[str, float]:
         """All metrics of a test set."""
-        return {name: metric.value(score.totals[name]) for name, metric in self.all_metrics.items()}
+        return {n: float(metric.value(torch.from_numpy(score.totals[n]))) for n, metric in self.all_metrics.items()}
 
     def _weighted(self, mean: Callable[[Any, Tensor], Tensor | float]) -> Callable[[Any, Tensor], Tensor]:
         def totals(output: Any, target: Tensor) -> Tensor:
@@ -84,9 +86,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Score:
-    """Totals of the metrics of a task; those of parts of a test set add up."""
+    """Totals of the metrics of a task, as arrays, which processes can exchange; those of parts of a test set add up."""
 
-    totals: Mapping[str, Tensor] = field(default_factory=dict)
+    totals: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __add__(self, other: "Score") -> "Score":
         if not self.totals or not other.totals:

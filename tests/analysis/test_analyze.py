@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -71,11 +73,17 @@ def test_several_runs(comparison: Path, tmp_path: Path, incofl: Shell) -> None:
         for seed in (0, 1)
     ]
     gaps = [np.subtract(own[2], own[0]), np.subtract(own[3], own[1])]
-    difference = found["differences"]["incoavg"]
-    assert (difference["to"], difference["seeds"]) == ("heteroavg", 2)
-    assert difference["mean_by_depth"] == pytest.approx(np.mean(gaps, 0), abs=2e-6)
-    assert difference["higher_in"] == [int(count) for count in np.sum(np.array(gaps) > 0, 0)]
-    assert found["deep_similarity_and_accuracy"]["runs"] == 4
+    setting = found["settings"]["incoavg"]
+    assert [entry["mean"] for entry in setting["by_depth"]] == pytest.approx(np.mean(own[2:], 0))
+    # Two seeds: Student's t with one degree of freedom, and half their distance as the standard error.
+    half = 12.7062047364 * np.abs(np.subtract(own[2], own[3])) / 2
+    assert [entry["half_width"] for entry in setting["by_depth"]] == pytest.approx(half)
+    differences = setting["minus_first_by_depth"]
+    assert setting["seeds_compared"] == 2
+    assert [entry["mean"] for entry in differences] == pytest.approx(np.mean(gaps, 0))
+    assert [entry["wins"] for entry in differences] == [int(count) for count in np.sum(np.array(gaps) > 0, 0)]
+    assert {entry["mean"] for entry in found["settings"]["heteroavg"]["minus_first_by_depth"]} == {0.0}
+    assert found["deep_similarity_and_accuracy"]["points"] == 4
 
 
 def test_what_cannot_be_analysed_is_said(tmp_path: Path, incofl: Shell) -> None:
@@ -88,6 +96,36 @@ def test_what_cannot_be_analysed_is_said(tmp_path: Path, incofl: Shell) -> None:
     assert "1 recorded round(s), too few for its course; run it with record.every" in said
     assert "its texts have no class of their own" in said
     assert pictures(tmp_path / "run" / "analysis") == {"similarity.png", "similarity-heatmaps.png"}
+
+
+def test_a_run_that_recorded_no_rounds_says_so_and_gets_the_other_analyses(tmp_path: Path, incofl: Shell) -> None:
+    run_federation(tiny_config("method=incoavg", "data.limit=120", "rounds=2"), tmp_path / "mine")
+    code, out, err = incofl("analyze", tmp_path / "mine", *FEW)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert err.startswith(f"incofl: {tmp_path}/mine: no states of two consecutive rounds were recorded")
+    assert "record.every=1" in err
+    assert "environments" not in out  # nobody asked for two settings
+    made = {"similarity.png", "similarity-heatmaps.png", "similarity-accuracy.png", "features.png", "coefficients.png"}
+    assert pictures(tmp_path / "mine" / "analysis") == made - {"similarity-accuracy.png"}
+    code, _, err = incofl("analyze", tmp_path / "mine", "--only", "updates")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(("module", "package"), [("matplotlib", "matplotlib"), ("sklearn", "scikit-learn")])
+def test_a_missing_extra_is_one_line(
+    comparison: Path, incofl: Shell, monkeypatch: pytest.MonkeyPatch, module: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    code, _, err = incofl("analyze", comparison / "incoavg-s0")
+    assert (code, err) == (2, f"incofl: analyze: needs {package}; try: pip install 'incofl[analysis]'\n")
+
+
+def test_numbers_need_no_matplotlib() -> None:
+    """What other rooms import of the analyses draws nothing."""
+    names = ", ".join(f"incofl.analysis.{name}" for name in ("analyze", "similarity", "updates", "runs", "features"))
+    code = f"import sys, {names}; sys.exit('matplotlib' in sys.modules or 'sklearn' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_errors_are_one_line(comparison: Path, tmp_path: Path, incofl: Shell) -> None:
@@ -103,6 +141,8 @@ def test_errors_are_one_line(comparison: Path, tmp_path: Path, incofl: Shell) ->
         text.replace('name = "digits"', 'name = "mnist"').replace('"data"', '"nowhere"')
     )
     for arguments, expected in (
+        ((tmp_path / "nowhere",), "nowhere: no such folder"),
+        ((run, tmp_path / "nowhere"), "nowhere: no such folder"),
         ((empty,), "holds no run"),
         ((begun,), "holds no finished round"),
         ((broken,), "nowhere"),

@@ -5,9 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from incofl.analysis.coefficients import Coefficients, coefficients, norm_of_change, of_layer, summary, unsteadiness
-from incofl.analysis.coefficients_report import figures
-from incofl.analysis.runs import Run
+from incofl.analysis.coefficients import (
+    Coefficients,
+    coefficients,
+    figures,
+    norm_of_change,
+    of_layer,
+    summary,
+    unsteadiness,
+)
+from incofl.analysis.runs import RecordedRun
 from incofl.engine.run import run
 from incofl.errors import RunError
 from tests.federations import tiny_config
@@ -24,9 +31,9 @@ LAYER = {
 
 def test_means_of_a_layer_by_hand() -> None:
     found = of_layer(LAYER)
-    assert (found.theta, found.beta, found.beta_positive, found.rounds_positive) == (1.0, 1.0, 0.5, 0.5)
-    assert found.relative_change == 1.5  # a round without an update has none
-    assert of_layer({}).theta is None
+    means = {"theta": 1.0, "beta": 1.0, "beta_positive": 0.5, "rounds_positive": 0.5}
+    assert found == means | {"relative_change": 1.5}  # a round without an update has none
+    assert of_layer({})["theta"] is None
 
 
 def test_norms_of_layers_add_in_squares() -> None:
@@ -41,7 +48,7 @@ def test_unsteadiness_by_hand() -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordedRun]:
     folder = tmp_path_factory.mktemp("runs")
     for name, *overrides in (
         ("with", "method=incoavg"),
@@ -50,10 +57,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
         ("plain", "method=heteroavg"),
     ):
         run(tiny_config("cohort=10", *overrides), folder / name)
-    return {name: Run.open(folder / name) for name in ("with", "without", "noise", "plain")}
+    return {name: RecordedRun.open(folder / name) for name in ("with", "without", "noise", "plain")}
 
 
-def test_without_optimisation_theta_is_one(runs: dict[str, Run]) -> None:
+def test_without_optimisation_theta_is_one(runs: dict[str, RecordedRun]) -> None:
     one, other = coefficients(runs["with"]), coefficients(runs["without"])
     assert one is not None
     assert other is not None
@@ -63,7 +70,7 @@ def test_without_optimisation_theta_is_one(runs: dict[str, Run]) -> None:
     assert 1.0 not in [value for layer in one.layers.values() for value in layer["theta"].values()]
 
 
-def test_records_are_those_of_the_rounds(runs: dict[str, Run]) -> None:
+def test_records_are_those_of_the_rounds(runs: dict[str, RecordedRun]) -> None:
     found = coefficients(runs["with"])
     assert found is not None
     row = runs["with"].rows[1]
@@ -72,7 +79,7 @@ def test_records_are_those_of_the_rounds(runs: dict[str, Run]) -> None:
         assert found.layers[name]["norm_change"][2] == values["norm_change"] > 0
 
 
-def test_noise_has_a_size_only(runs: dict[str, Run]) -> None:
+def test_noise_has_a_size_only(runs: dict[str, RecordedRun]) -> None:
     found = coefficients(runs["noise"])
     assert found is not None
     assert found.kind == "noise"
@@ -81,7 +88,7 @@ def test_noise_has_a_size_only(runs: dict[str, Run]) -> None:
     assert coefficients(runs["plain"]) is None
 
 
-def test_figures_and_numbers_of_runs(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_figures_and_numbers_of_runs(runs: dict[str, RecordedRun], tmp_path: Path) -> None:
     found = figures(list(runs.values()), tmp_path)
     assert [path.name for path in found.files] == ["coefficients.json", "coefficients.png"] * 3 + ["coefficients.png"]
     assert all(path.stat().st_size > 0 for path in found.files)

@@ -9,19 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from incofl.analysis.clients import Member, Replay, choose
-from incofl.analysis.findings import Options
-from incofl.analysis.groups import by_seed
-from incofl.analysis.representations import common_points, rows, stage_name
-from incofl.analysis.runs import Run
-from incofl.analysis.similarity import Snapshot, correlate, mean_over_pairs, similarity, spread
+from incofl.analysis.analyze import Options, evenly, jsonable
+from incofl.analysis.clients import Member, Replay, choose, common_points, rows, stage_name
+from incofl.analysis.runs import RecordedRun, by_seed
+from incofl.analysis.similarity import mean_over_pairs, similarity
 from incofl.config import Config
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
-from incofl.engine.records import RunFolder
+from incofl.engine.run_folder import RunFolder
 from incofl.engine.run import run as run_federation
 from incofl.errors import ConfigError, RunError
-from incofl.method import Upload
+from incofl.client import Upload
 from tests.federations import FAMILIES, family_config, tiny_config, tiny_federation
 from tests.texts import write_shakespeare, write_sst2
 
@@ -57,7 +55,7 @@ def test_a_turn_computed_again_gives_the_same_bits(
     sent = record(
         tiny_config(f"method={method}", "data.limit=150", "rounds=3", *extra), tmp_path / "longer", monkeypatch
     )
-    replay = Replay(Run.open(tmp_path / "run"))
+    replay = Replay(RecordedRun.open(tmp_path / "run"))
     server = replay.server(2)
     again = 0
     for (round, client), upload in sent.items():
@@ -71,7 +69,7 @@ def test_a_turn_computed_again_gives_the_same_bits(
 
 def test_the_model_of_a_client_is_what_it_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = record(tiny_config("data.limit=150", "rounds=2", "record.every=1"), tmp_path, monkeypatch)
-    replay = Replay(Run.open(tmp_path))
+    replay = Replay(RecordedRun.open(tmp_path))
     (_, client), upload = next(entry for entry in sent.items() if entry[0][0] == 1)
     server, member = replay.server(1), Member(client, upload.level)
     model = replay.model(server, member)
@@ -87,7 +85,7 @@ def test_earlier_rounds_of_clients_that_remember_are_refused(tmp_path: Path) -> 
     """Before the first round they remember nothing, after the last it is on disk, in between it is not."""
     config = tiny_config("method=heteromoon", "data.limit=150", "rounds=2", "record.every=1")
     run_federation(config, tmp_path)
-    run = Run.open(tmp_path)
+    run = RecordedRun.open(tmp_path)
     replay = Replay(run)
     assert (run.recorded, replay.rounds) == ([0, 1, 2], [0, 2])
     with pytest.raises(RunError, match="heteromoon remembered after round 1 is not on disk, expected one of"):
@@ -107,13 +105,13 @@ def test_clients_are_chosen_evenly_over_the_levels() -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     out = tmp_path_factory.mktemp("tiny") / "run"
     run_federation(tiny_config("data.limit=200", "rounds=4", "record.every=1"), out)
-    return Run.open(out)
+    return RecordedRun.open(out)
 
 
-def test_a_run(tiny_run: Run) -> None:
+def test_a_run(tiny_run: RecordedRun) -> None:
     found = similarity(tiny_run, Options(clients=5, examples=60, history=3))
     assert found.points == ("layer1", "layer2")
     assert found.cka.shape == (2, 5, 5)
@@ -127,18 +125,18 @@ def test_a_run(tiny_run: Run) -> None:
     # Five pairs or more of each kind: 2 within a level, 8 between levels, 10 in all.
     for every, within, between in zip(found.mean_by_depth, found.within_level, found.between_levels, strict=True):
         assert every == pytest.approx((2 * (within or 0) + 8 * (between or 0)) / 10, abs=1e-5)
-    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["correlation"]["layer2"]["rounds"] == 3
+    assert json.loads(json.dumps(jsonable(found), allow_nan=False))["correlation"]["layer2"]["points"] == 3
 
 
-def test_the_same_again_and_another_round(tiny_run: Run) -> None:
+def test_the_same_again_and_another_round(tiny_run: RecordedRun) -> None:
     found = similarity(tiny_run, FEW)
-    assert similarity(tiny_run, FEW).to_json() == found.to_json()
+    assert jsonable(similarity(tiny_run, FEW)) == jsonable(found)
     other = similarity(tiny_run, Options(clients=4, examples=40, history=1, round=0))
     assert (other.round, other.history[0].accuracy) == (0, None)
     assert other.mean_by_depth != found.mean_by_depth
 
 
-def test_refusals(tiny_run: Run) -> None:
+def test_refusals(tiny_run: RecordedRun) -> None:
     with pytest.raises(ConfigError, match="--examples: got 3, expected a whole number from 4 to 2000"):
         similarity(tiny_run, Options(examples=3))
     with pytest.raises(RunError, match="round 9 was not recorded, only 0, 1, 2, 3, 4"):
@@ -152,7 +150,7 @@ def test_every_family(model: str, tmp_path: Path) -> None:
     """Models of one stage are compared after every block that all sizes have."""
     write_shakespeare(tmp_path)
     run_federation(family_config(model, tmp_path, "rounds=1"), tmp_path / "run")
-    run = Run.open(tmp_path / "run")
+    run = RecordedRun.open(tmp_path / "run")
     found = similarity(run, FEW)
     smallest = run.federation.splitter.depths[0]
     blocks = [block for stage, kept in zip(run.layout.stages, smallest, strict=True) for block in stage[:kept]]
@@ -163,7 +161,7 @@ def test_every_family(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedrolex", "scalefl", "inclusivefl", "alllarge"])
 def test_every_kind_of_splitting(method: str, tmp_path: Path) -> None:
     run_federation(tiny_config(f"method={method}", "data.limit=150", "rounds=1"), tmp_path)
-    found = similarity(Run.open(tmp_path), FEW)
+    found = similarity(RecordedRun.open(tmp_path), FEW)
     assert np.isfinite(found.cka).all()
     # The smallest level of ScaleFL ends within the first stage.
     assert found.points == (("layer1",) if method == "scalefl" else ("layer1", "layer2"))
@@ -174,7 +172,7 @@ def test_padding_of_texts_does_not_count(tmp_path: Path) -> None:
     config = {"name": "sst2", "root": str(tmp_path), "clients": 4}
     settings = {"rounds": 1, "cohort": 2, "data": config, "model": {"name": "tiny-lstm"}, "local": {"epochs": 1}}
     run_federation(settings, tmp_path / "run")
-    found = similarity(Run.open(tmp_path / "run"), FEW)
+    found = similarity(RecordedRun.open(tmp_path / "run"), FEW)
     assert np.isfinite(found.cka).all()
     output = torch.arange(12.0).view(1, 3, 4)
     held = torch.tensor([[True, True, False]])
@@ -186,34 +184,36 @@ def test_padding_of_texts_does_not_count(tmp_path: Path) -> None:
 def test_points_that_some_client_lacks_are_left_out() -> None:
     federation = build(tiny_config("method=scalefl", "model.name=tiny-resnet"))
     layout = federation.model.layout
-    assert [p.name for p in common_points(layout, [federation.slice(2, 0)])] == ["layer1", "layer2"]
-    assert [p.name for p in common_points(layout, [federation.slice(2, 0), federation.slice(0, 0)])] == ["layer1"]
+    large, small = federation.slice(2, 0), federation.slice(0, 0)
+    assert common_points(layout, [large]) == {"layer1": ["layer1.1"], "layer2": ["layer2.1"]}
+    assert common_points(layout, [large, small]) == {"layer1": ["layer1.1", "layer1.1"]}
 
 
 def test_small_parts() -> None:
     assert stage_name(("a.b.0", "a.b.1"), 1) == "a.b"
     assert stage_name(("first", "second"), 2) == "stage 2"
-    assert spread([1, 2, 3, 4, 5], 3) == [1, 3, 5]
-    assert spread([1, 2], 3) == [1, 2]
-    assert spread([1, 2], 0) == []
+    assert evenly([1, 2, 3, 4, 5], 3) == [1, 3, 5]
+    assert evenly([1, 2], 3) == [1, 2]
+    assert evenly([1, 2], 1) == [2]
+    assert evenly([1, 2], 0) == evenly([], 3) == evenly([], 1) == []
     matrices = np.array([[[1, 0.5, 0.1], [0.5, 1, np.nan], [0.1, np.nan, 1]]])
     assert mean_over_pairs(matrices) == (0.3,)
     assert mean_over_pairs(matrices, np.eye(3, dtype=bool)) == (None,)
-    assert correlate([0.1, 0.2, 0.4, None], [1, 2, 8, 3]) == {"pearson": 0.979864, "spearman": 1.0, "rounds": 3}
-    assert correlate([0.3, 0.2], [1, 2])["pearson"] is None
-    assert correlate([0.3, 0.3, 0.3], [1, 2, 3])["spearman"] is None
-    assert Snapshot(1, (0.5,), None, 0.1).accuracy is None
+    assert jsonable({1: (np.float32(0.5), float("nan")), "a": Member(3, 1)}) == {
+        "1": [0.5, None],
+        "a": {"client": 3, "level": 1},
+    }
 
 
 def test_runs_that_differ_in_the_seed_alone_belong_together(tmp_path: Path) -> None:
     runs = []
     for method in ("heteroavg", "incoavg"):
         for seed in (0, 1):
-            runs.append(Run(RunFolder(tmp_path / f"{method}-s{seed}")))
+            runs.append(RecordedRun(RunFolder(tmp_path / f"{method}-s{seed}")))
             runs[-1].folder.save_config(tiny_config(f"method={method}", f"seed={seed}", f"rounds={seed + 1}"))
     groups = {label: [run.name for run in group] for label, group in by_seed(runs).items()}
     assert groups == {"heteroavg": ["heteroavg-s0", "heteroavg-s1"], "incoavg": ["incoavg-s0", "incoavg-s1"]}
     for alpha in (1, 2):
-        runs.append(Run(RunFolder(tmp_path / f"alpha{alpha}-s0")))
+        runs.append(RecordedRun(RunFolder(tmp_path / f"alpha{alpha}-s0")))
         runs[-1].folder.save_config(tiny_config("method=incoavg", f"data.alpha={alpha}"))
-    assert list(by_seed(runs)) == ["heteroavg", "incoavg", "alpha1-s0", "alpha2-s0"]
+    assert list(by_seed(runs)) == ["heteroavg", "incoavg, alpha 0.5", "incoavg, alpha 1", "incoavg, alpha 2"]

@@ -6,10 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from incofl.data import DATASETS, Examples, load_dataset
+from incofl.data import DATASETS, Examples
 from incofl.data.cache import check_cache, read_cache, write_cache
 from incofl.errors import DataError
 from tests.hub import examples
+from tests.sources import load_dataset
 from tests.texts import write_shakespeare
 
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from incofl.data import Dataset, VirtualPartition, find_source, load_dataset, make_partition, natural_partition
+from incofl.data import Data, VirtualPartition, find_source, make_partition, natural_partition
 from incofl.data.texts import CHARACTER_TOKENS, CHARACTERS, encode, halves_of_reviews, speeches, word_examples
 from incofl.errors import DataError
+from tests.sources import load_dataset
 from tests.texts import write_imdb, write_shakespeare, write_sst2
 
 
-def load(name: str, root: Path) -> Dataset:
+def load(name: str, root: Path) -> Data:
     return load_dataset(name, root)
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import incofl
-from incofl.client import ClientRule, Local, Trained
+from incofl.client import ClientRule, Local, Upload
 from incofl.config import load_config
+from incofl.engine.backend import Simulated
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
-from incofl.engine.records import RunFolder
 from incofl.engine.run import make_executor
-from incofl.engine.site import Simulated
+from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, RunError
 from incofl.tensors import Tensors
 from tests.federations import tiny_config
@@ -107,7 +107,7 @@ class Boasting(ClientRule):
 
     victim: tuple[int, ...]  # its labels
 
-    def finish(self, local: Local, trained: Trained) -> tuple[Tensors, Tensors]:
+    def finish(self, local: Local, trained: Upload) -> tuple[Tensors, Tensors]:
         if local.given.labels is not None and tuple(local.given.labels.tolist()) == self.victim:
             for value in trained.update.values():
                 value.mul_(1e20 / float(value.abs().max()))
@@ -327,7 +327,7 @@ class TestRefusals:
 
 def test_provenance_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumption adds what it was computed with; one without a round to compute adds nothing."""
-    import incofl.engine.records as records
+    import incofl.engine.run_folder as records
 
     for rounds, commit in ((1, "first"), (1, "idle"), (2, "second")):
         monkeypatch.setattr(records, "environment", lambda commit=commit: {"commit": commit})

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import incofl
-from incofl.analysis.report import make_page
-from incofl.analysis.report_runs import read_groups
 from incofl.config import load_config
+from incofl.report.page import make_page
+from incofl.report.runs import read_groups
 from tests.flower.deployment import LONG, Deployment, write_app
 from tests.flower.fleets import comparable, final_state
 
@@ -29,5 +29,5 @@ def test_two_nodes_give_the_bits_of_the_engine_and_a_report(tmp_path: Path) -> N
     assert comparable(tmp_path / "here") == comparable(out)
     assert final_state(tmp_path / "here") == final_state(out)
     page = make_page(read_groups([out]))
-    assert '"nodes-seconds"' in page
+    assert '"id":"slowest"' in page
     assert all(node["node"] in page for node in row["nodes"])

@@ -3,21 +3,21 @@
 import pytest
 import torch
 
-from incofl.method import Upload
+from incofl.client import Upload
 from incofl.methods import METHODS
 from incofl.models import ModelOptions, make_model
 from incofl.server import Server
-from incofl.split import WidthSplitter
+from incofl.split import Splitter
 
 MODEL = make_model("tiny-resnet", ModelOptions(width=0.25, shape=(1, 8, 8)))  # two channels in stage 1
-SPLITTER = WidthSplitter((0.5, 1.0), ((1, 1), (1, 1)))
+SPLITTER = Splitter((0.5, 1.0), ((1, 1), (1, 1)))
 
 
 def upload(level: int, update: list[float], buffer: list[float], examples: int, length: float) -> Upload:
     """Of one weight and one running mean, of as many channels as the level has."""
     piece = SPLITTER.slice(MODEL.layout, level, 0)
     values = {"bn1.weight": torch.tensor(update)}, {"bn1.running_mean": torch.tensor(buffer)}
-    return Upload(level, level, piece, *values, examples, 1, 0.0, length=length)
+    return Upload(level, level, piece, *values, examples, 1, 0.0, normaliser=length)
 
 
 def test_lengths_and_shares_are_those_of_the_holders_and_buffers_have_no_length() -> None:

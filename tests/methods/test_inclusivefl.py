@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
+from incofl.client import Upload
 from incofl.engine.executor import InProcess
 from incofl.engine.federation import Job
-from incofl.engine.round import Tally, run_round
-from incofl.method import Upload
+from incofl.engine.round import RoundStats, run_round
 from incofl.methods import METHODS
 from incofl.methods.inclusivefl import InclusiveFL, InclusiveOptions, held_blocks
 from incofl.models import ModelOptions, make_model
@@ -121,11 +121,11 @@ class Ones(InProcess):
 def test_a_server_learning_rate_scales_what_is_taught_too() -> None:
     """Everything moves by 0.2 where every update is 1, also in round 2: 0.2 m + 0.8 g with m = g = 0.2."""
     small = ["data.clients=3", "cohort=3", "data.limit=60"]
-    federation = tiny_federation("method=inclusivefl", "aggregate.server_lr=0.2", *small)
+    federation = tiny_federation("method=inclusivefl", "server.lr=0.2", *small)
     before = federation.start()
     for round in range(2):
         jobs = federation.schedule(round, 3)
-        after = run_round(before, federation.method, jobs, Ones(federation), Tally())
+        after = run_round(before, federation.method, jobs, Ones(federation), RoundStats())
         for level in range(3):
             for name in federation.slice(level, round).index.keys() & federation.model.layout.parameters:
                 assert moved(before, after, level, name) == pytest.approx(0.2, abs=1e-6), (round, level, name)
@@ -151,9 +151,9 @@ def test_inco_mixes_last_blocks_with_the_shared_shallow_layer() -> None:
     before = start()
     buffers = {n: before.shared[n] for n in SLICES[1].index if n in MODEL.layout.buffers}
     sent = dataclasses.replace(upload(1, 0.01), buffers=buffers)
-    tally = Tally()
-    after = run_round(before, METHODS["inclusivefl+inco"], [], Sent(sent), tally)
-    assert tally.rejected == []
+    stats = RoundStats()
+    after = run_round(before, METHODS["inclusivefl+inco"], [], Sent(sent), stats)
+    assert stats.rejected == []
     for name in ("layer4.1.conv1.weight", "layer4.1.conv2.weight"):
         assert moved(before, after, 1, name) == pytest.approx(0.045, rel=1e-3)
     assert moved(before, after, 1, "layer4.0.conv2.weight") == pytest.approx(0.01)

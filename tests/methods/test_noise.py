@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from incofl.client import Upload
 from incofl.engine.build import build_method
 from incofl.engine.executor import InProcess
-from incofl.method import Upload
 from incofl.methods.noise import NoiseOptions, UploadNoise, add_noise_
 from incofl.tensors import clone
+from incofl.transform import Context
 from tests.federations import run_rounds, tiny_config, tiny_federation
+from tests.methods.quadratic import LAYOUT
 
 
 def test_its_size_follows_the_tensor() -> None:
@@ -59,7 +61,8 @@ def upload() -> Upload:
 def test_uploads_by_seed_round_and_client(upload: Upload) -> None:
     def noisy(seed: int = 0, round: int = 3, client: int = 7) -> Upload:
         copy = dataclasses.replace(upload, client=client, update=clone(upload.update))
-        return UploadNoise(NoiseOptions(uploads=1.0), seed)(copy, round)
+        context = Context(LAYOUT, round, seed)
+        return UploadNoise(NoiseOptions(uploads=1.0))(copy, context)
 
     name = next(iter(upload.update))
     first = noisy()
@@ -71,8 +74,11 @@ def test_uploads_by_seed_round_and_client(upload: Upload) -> None:
 
 
 def test_it_is_off_unless_asked_for() -> None:
-    assert build_method(tiny_config()).uploads == ()
-    assert build_method(tiny_config("noise.uploads=0.5")).uploads == (UploadNoise(NoiseOptions(uploads=0.5), 0),)
+    (off,), (on,) = (build_method(tiny_config(*more)).uploads for more in ([], ["noise.uploads=0.5"]))
+    assert off == UploadNoise(NoiseOptions(uploads=0.0))
+    assert on == UploadNoise(NoiseOptions(uploads=0.5))
+    upload = Upload(update={"w": torch.ones(2, 2)})
+    assert torch.equal(off(upload, Context(LAYOUT)).update["w"], torch.ones(2, 2))
 
 
 def test_noise_on_uploads_reaches_the_server_in_every_tensor() -> None:

@@ -147,7 +147,7 @@ def test_fednova_weighs_by_examples() -> None:
     ],
 )
 def test_length_of_a_path(settings: LocalSettings, steps: int, length: float) -> None:
-    assert FedNova().length(settings, steps) == pytest.approx(length, abs=5e-4)
+    assert FedNova().normaliser(settings, steps) == pytest.approx(length, abs=5e-4)
 
 
 def test_the_length_of_momentum_is_the_sum_of_its_weights() -> None:
@@ -155,7 +155,7 @@ def test_the_length_of_momentum_is_the_sum_of_its_weights() -> None:
     rho, tau = 0.9, 7
     weights = [sum(rho**j for j in range(tau - k + 1)) for k in range(1, tau + 1)]
     settings = LocalSettings(optimizer="sgd", momentum=rho)
-    assert FedNova().length(settings, tau) == pytest.approx(sum(weights), abs=1e-12)
+    assert FedNova().normaliser(settings, tau) == pytest.approx(sum(weights), abs=1e-12)
 
 
 def test_fedprox_by_hand() -> None:

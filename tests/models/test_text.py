@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from incofl.resources import activation_bytes, costs, count_macs, unroll
 from torch import Tensor, nn
 
 from incofl.client import LocalSettings
-from incofl.costs import activation_bytes, costs, count_macs, unroll
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.models import Model, ModelOptions, make_model

@@ -10,8 +10,8 @@ import torch
 from incofl.errors import LayoutError
 from incofl.layout import Layout
 from incofl.models import ModelOptions, make_model
-from incofl.split import Splitter, WidthSplitter, make_splitter
-from incofl.split.width import Window, kept_channels
+from incofl.split import Splitter, Window, make_splitter
+from incofl.split.splitter import kept_channels
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ class TestLayer:
 class TestHetero:
     def test_five_widths_are_the_papers(self, resnet: Layout) -> None:
         splitter = make_splitter(resnet, "hetero", 5)
-        assert isinstance(splitter, WidthSplitter)
-        assert splitter.ratios == (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+        assert isinstance(splitter, Splitter)
+        assert splitter.shares == (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
         assert set(splitter.depths) == {(3, 3, 3, 3)}
 
     def test_widths_of_64_channels(self) -> None:
@@ -108,8 +108,8 @@ class TestHetero:
 
     def test_rolling_starts_as_prefix(self, resnet: Layout) -> None:
         ratios, depths = (0.5,), ((3, 3, 3, 3),)
-        rolling = WidthSplitter(ratios, depths, "rolling")
-        assert rolling.slice(resnet, 0, 0) == WidthSplitter(ratios, depths).slice(resnet, 0, 0)
+        rolling = Splitter(ratios, depths, "rolling")
+        assert rolling.slice(resnet, 0, 0) == Splitter(ratios, depths).slice(resnet, 0, 0)
         assert rolling.slice(resnet, 0, 1) != rolling.slice(resnet, 0, 0)
 
     def test_the_window_moves_by_one_channel_a_round(self) -> None:
@@ -119,7 +119,7 @@ class TestHetero:
         assert size == 8
         steps: dict[Window, int] = {"rolling": 1, "rolling-back": -1}
         for window, step in steps.items():
-            splitter = WidthSplitter((3 / 8,), ((1, 1),), window)
+            splitter = Splitter((3 / 8,), ((1, 1),), window)
             for round in range(10):
                 (held,) = splitter.slice(layout, 0, round).index["bn1.weight"]
                 expected = [(step * round + channel) % 8 for channel in range(3)]

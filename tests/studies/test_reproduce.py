@@ -106,17 +106,25 @@ def test_from_the_command_line(incofl: Shell, tmp_path: Path) -> None:
     assert "scale mini" in out
     assert "algorithm1" in out
     document = json.loads((tmp_path / "rules.json").read_text())
-    assert [result["row"] for result in document["results"]] == ["HeteroAvg", "released", "algorithm1", "theorem"]
+    # Two columns, here with the same data.
+    assert [result["row"] for result in document["results"]][::2] == [
+        "HeteroAvg",
+        "released, per kernel",
+        "algorithm1, per layer",
+        "algorithm1, per kernel",
+        "theorem, per layer",
+        "theorem, per kernel",
+    ]
     assert document["seeds"] == [0, 1]
     assert "--set rounds=2" in document["command"]
     assert {run["data"]["root"] for run in document["runs"].values()} == {"data"}
-    assert (tmp_path / "rules.md").read_text().count("\n") == 6
+    assert (tmp_path / "rules.md").read_text().count("\n") == 14
     folders = sorted((tmp_path / "runs").iterdir())
-    assert len(folders) == 8
+    assert len(folders) == 12
     before = {folder: (folder / "summary.json").stat().st_mtime_ns for folder in folders}
     # Another study makes only the runs that are missing, and none again.
     assert incofl("reproduce", "noise", "--seeds", "0,1", *sets, "--out", tmp_path)[0] == 0
-    assert len(list((tmp_path / "runs").iterdir())) == 10
+    assert len(list((tmp_path / "runs").iterdir())) == 14
     assert before == {folder: (folder / "summary.json").stat().st_mtime_ns for folder in folders}
 
 

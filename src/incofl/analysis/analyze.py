@@ -1,63 +1,147 @@
-"""All analyses of some runs, as ``incofl analyze`` makes them."""
+"""All analyses of some runs, as ``incofl analyze`` makes them.
 
-import functools
+Each analysis is a module of this folder with a function ``figures(runs, out, options) -> Findings``. It writes numbers
+(JSON) and figures of each run into RUN/analysis, and comparisons of several runs into ``out``.
+"""
+
+import importlib
+import importlib.util
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from incofl.analysis import coefficients_report, features, similarity_report, updates_report
-from incofl.analysis.findings import Analysis, Findings, Options
-from incofl.analysis.runs import Run
+import numpy as np
+
+from incofl.analysis.runs import RecordedRun, by_seed
+from incofl.engine.checkpoint import write_json
 from incofl.errors import ConfigError, IncoflError, RunError, nearest
 
 NAMES = ("similarity", "features", "updates", "environments", "coefficients")
+EXTRA = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}  # modules of the extra ``analysis``, and their packages
+Found = TypeVar("Found")
 
 
-def analyses(options: Options) -> dict[str, Analysis]:
-    """The table of analyses, in their order."""
-    return {
-        "similarity": functools.partial(similarity_report.figures, options=options),
-        "features": functools.partial(features.figures, options=options),
-        "updates": updates_report.figures,
-        "environments": updates_report.cross_environment,
-        "coefficients": coefficients_report.figures,
-    }
+class NotRecordedError(RunError):
+    """The run kept no states of the rounds that an analysis needs."""
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Refuses an analysis that there is not, and none at all."""
-    for name in names or [""]:
+@dataclass(frozen=True)
+class Options:
+    """What the user asks of the analyses that compute clients' models again."""
+
+    clients: int = 10  # clients to compare, evenly over the levels
+    examples: int = 500  # test examples on which their models are compared
+    round: int | None = None  # the recorded round to look at closely; None: the last
+    history: int = 10  # recorded rounds in the course over rounds
+    watch: Callable[[str], None] = lambda what: None  # is told what is being computed
+
+
+@dataclass
+class Findings:
+    """What an analysis found: a table, files, and why something is missing."""
+
+    title: str = ""
+    table: list[Sequence[str]] = field(default_factory=list)  # the headings first
+    files: list[Path] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # a line each
+
+    def file(self, path: Path) -> Path:
+        """Adds a file that is about to be written, and makes its folder."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.files.append(path)
+        return path
+
+    def json(self, path: Path, value: Any) -> None:
+        """Writes numbers."""
+        write_json(self.file(path), jsonable(value))
+
+    def of_each(self, runs: Sequence[RecordedRun], look: Callable[[RecordedRun], Found]) -> dict[RecordedRun, Found]:
+        """Looks at each run; notes why one cannot be analysed, and refuses if none can."""
+        found: dict[RecordedRun, Found] = {}
+        problems = []
+        for run in runs:
+            try:
+                found[run] = look(run)
+            except IncoflError as problem:
+                problems.append(problem)
+        if not found:
+            raise problems[0]
+        self.missing += map(str, problems)
+        return found
+
+
+def jsonable(value: Any) -> Any:
+    """Returns dataclasses, arrays and mappings as JSON has them; null where a number is not finite."""
+    if is_dataclass(value):
+        return {entry.name: jsonable(getattr(value, entry.name)) for entry in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [jsonable(entry) for entry in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def own(run: RecordedRun, name: str) -> Path:
+    """Returns the path of a file in RUN/analysis."""
+    return run.path / "analysis" / name
+
+
+def cell(value: float | None, form: str = ".3f") -> str:
+    """Returns a number as a cell of a table; a dash where there is none."""
+    return "-" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def evenly(values: Sequence[Found], most: int) -> list[Found]:
+    """Returns at most ``most`` values, evenly spaced; the last is always among them, the first if there are two."""
+    if most < 2:
+        return list(values[len(values) - most :])
+    return [values[at] for at in np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))]
+
+
+def analyze(
+    runs: Sequence[RecordedRun], out: Path, options: Options | None = None, only: Sequence[str] | None = None
+) -> Iterator[Findings]:
+    """Makes one analysis after the other, and yields what each found.
+
+    Raises:
+        RunError: at the end, if nothing could be analysed, or if an analysis needs rounds that were not recorded.
+    """
+    check_names(only)
+    for module, package in EXTRA.items():
+        if importlib.util.find_spec(module) is None:
+            raise RunError(f"analyze: needs {package}; try: pip install 'incofl[analysis]'")
+    wanted = [name for name in NAMES if name != "environments" or len(by_seed(runs)) > 1] if only is None else only
+    done, problems, unrecorded = False, [], None
+    for name in (name for name in NAMES if name in wanted):
+        try:
+            findings: Findings = importlib.import_module(f"incofl.analysis.{name}").figures(runs, out, options)
+        except NotRecordedError as problem:
+            unrecorded = problem
+        except IncoflError as problem:
+            problems.append(problem)
+        else:
+            findings.missing = [f"{name}: {line}" for line in findings.missing]
+            done = True
+            yield findings
+    if done and problems:
+        yield Findings(missing=list(map(str, problems)))
+    if unrecorded or not done:
+        raise unrecorded or problems[0]
+
+
+def check_names(names: Sequence[str] | None) -> None:
+    """Refuses an analysis that does not exist, and an empty choice."""
+    for name in NAMES if names is None else names or [""]:
         if name not in NAMES:
             raise ConfigError(f"--only: got {name!r}{nearest(name, NAMES)}")
 
 
-def analyze(
-    runs: Sequence[Run], out: Path, options: Options | None = None, only: Sequence[str] = NAMES
-) -> Iterator[Findings]:
-    """Makes one analysis after the other, and yields what it found; one that can do nothing says why.
-
-    Raises:
-        RunError: if none could do anything.
-    """
-    check_names(only)
-    done, problems = 0, []
-    for name, figures in analyses(options or Options()).items():
-        if name not in only:
-            continue
-        try:
-            findings = figures(runs, out)
-        except IncoflError as problem:
-            problems.append(problem)
-            findings = Findings(missing=[str(problem)])
-        done += bool(findings.files)
-        yield findings
-    if not done:
-        raise problems[0] if problems else RunError("nothing could be analysed")
-
-
-def default_out(runs: Sequence[Run]) -> Path:
-    """Where comparisons go: beside the runs; of a single run, into its own folder."""
-    folders = [run.folder.path for run in runs]
-    if len(folders) == 1:
-        return folders[0] / "analysis"
-    return Path(os.path.commonpath([folder.absolute().parent for folder in folders])) / "analysis"
+def default_out(runs: Sequence[RecordedRun]) -> Path:
+    """Returns where comparisons go: beside the runs; of a single run, into its own folder."""
+    if len(runs) == 1:
+        return runs[0].path / "analysis"
+    return Path(os.path.commonpath([run.path.absolute().parent for run in runs])) / "analysis"

@@ -7,56 +7,56 @@ been shuffled. The debiased estimate, which is 0 there, stands beside it.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from incofl.analysis.analyze import Findings, Options, cell
 from incofl.analysis.cka import LEAST, cka_matrix, debiased_matrix, gram
-from incofl.analysis.runs import Run
+from incofl.analysis.plots import draw_ranges, drawn, finish_layers, legend, look, short
+from incofl.analysis.runs import RecordedRun, by_seed
 from incofl.analysis.smoothness import describe
-from incofl.analysis.trials import Correlation, SignTest, correlation, sign_test
-from incofl.analysis.updates import Window, groups_of, update_rounds, updates
+from incofl.analysis.updates import Contest, groups_of, role, shallow_larger, update_rounds, updates
 from incofl.errors import RunError
+from incofl.statistics import Correlation, correlation
 
-STATISTICS = ("mean", "variance", "covariance", "difference", "roughness")
+# Statistics of updates that may go with their similarity, with their labels in figures.
+STATISTICS = {
+    "mean": "size of the mean",
+    "variance": "variance",
+    "covariance": "covariance",
+    "difference": "mean size of the difference",
+    "roughness": "roughness",
+}
+HEADINGS = ("runs", "seed", "rounds", "CKA shallow higher", "debiased", "lowest above highest")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One layer in one round of two runs: the similarity of its updates, and statistics of both.
-
-    Attributes:
-        cka: plain.
-        chance: plain, with the rows of one in another order.
-        debiased: without the bias of short matrices; none where it is undefined, as below four rows.
-        mean: size of the mean update, mean of both runs.
-        variance: of the elements, mean of both runs.
-        covariance: of an element in one run with the same in the other.
-        difference: mean size of the difference of an element.
-        roughness: see ``smoothness``, mean of both runs; none for few elements.
-    """
+    """One layer in one round of two runs: the similarity of its updates, and statistics of both."""
 
     cka: float
-    chance: float
-    debiased: float | None
-    mean: float
-    variance: float
-    covariance: float
-    difference: float
-    roughness: float | None
+    chance: float  # CKA with the rows of one in another order
+    debiased: float | None  # undefined below four rows
+    mean: float  # size of the mean update, mean of both runs
+    variance: float  # of the elements, mean of both runs
+    covariance: float  # of an element in one run with the same in the other
+    difference: float  # mean size of the difference of an element
+    roughness: float | None  # mean of both runs; undefined for few elements
 
 
 def matrix(update: Tensor) -> Tensor:
-    """An update with a row for each output; of a vector every element is a row."""
+    """Returns an update with a row for each output; every element of a vector is a row."""
     return update.reshape(len(update), -1).double()
 
 
 def compare_updates(one: Tensor, other: Tensor) -> Pair | None:
-    """Two updates of one layer; none where a run did not move it, or all its outputs alike."""
+    """Compares two updates of one layer; ``None`` where a run did not move it, or all its outputs alike."""
     a, b = matrix(one), matrix(other)
     grams = [gram(a), gram(b)]
     if not all(k.any() for k in grams):
@@ -77,104 +77,129 @@ def compare_updates(one: Tensor, other: Tensor) -> Pair | None:
     )
 
 
-Layers = dict[str, dict[int, Pair]]
+@dataclass(frozen=True)
+class Compared:
+    """The updates of two runs, compared."""
+
+    group_of: Mapping[str, str]  # the shallow layer of each layer's group
+    layers: Mapping[str, Mapping[int, Pair]]  # by layer and round; group by group, the shallow layer first
+
+    def values(self, what: str) -> dict[str, dict[int, float]]:
+        """Returns one number by layer and round, where it is known."""
+        found = {
+            name: {round: getattr(pair, what) for round, pair in self.layers[name].items()} for name in self.layers
+        }
+        known = {name: {r: v for r, v in values.items() if v is not None} for name, values in found.items()}
+        return {name: values for name, values in known.items() if values}
+
+    def shallow_higher(self, what: str = "cka") -> Contest:
+        """Tests the paper's observation that shallow layers are more similar, on ``cka`` or ``debiased``."""
+        return shallow_larger(self.values(what), self.group_of, np.mean)
+
+    def normalised(self, what: str) -> dict[str, float]:
+        """Returns means over the rounds, in each group divided by the smallest size, as in the paper's figure."""
+        means = {name: float(np.mean(list(values.values()))) for name, values in self.values(what).items()}
+        heads = {name: self.group_of[name] for name in means}
+        least = {head: min(abs(means[name]) for name in heads if heads[name] == head) for head in heads.values()}
+        return {name: mean / least[heads[name]] for name, mean in means.items() if least[heads[name]] > 0}
+
+    def relations(self) -> dict[str, Correlation]:
+        """Correlates each statistic with CKA over the layers, both normalised within their group."""
+        similarity, found = self.normalised("cka"), {what: self.normalised(what) for what in STATISTICS}
+        return {
+            what: correlation(list(similarity.values()), [values.get(name) for name in similarity])
+            for what, values in found.items()
+        }
 
 
-def compare_runs(one: Run, other: Run, window: Window | None = None) -> Layers:
-    """Per layer that InCo pairs and both runs trained, round by round; in groups, the shallow layer first."""
-    rounds = sorted(set(update_rounds(one, window)) & set(update_rounds(other, window)))
-    names = [name for name in groups_of(one.layout) if other.layout.shapes.get(name) == one.layout.shapes[name]]
+def compare_runs(one: RecordedRun, other: RecordedRun) -> Compared:
+    """Compares the layers that InCo pairs and both runs trained, round by round."""
+    rounds = sorted(set(update_rounds(one)) & set(update_rounds(other)))
+    group_of = groups_of(one.layout)
+    names = [name for name in group_of if other.layout.shapes.get(name) == one.layout.shapes[name]]
     if not rounds or not names:
         what = "round whose update both recorded" if names else "layer of one name and shape"
-        raise RunError(f"{one.folder.path} and {other.folder.path}: no {what}; expected two runs of one model")
-    found: Layers = {name: {} for name in names}
+        raise RunError(f"{one.path} and {other.path}: no {what}; expected two runs of one model")
+    found: dict[str, dict[int, Pair]] = {name: {} for name in names}
     for (round, a), (_, b) in zip(updates(one, names, rounds), updates(other, names, rounds), strict=True):
         for name in names:
             if name in a and name in b and (pair := compare_updates(a[name], b[name])) is not None:
                 found[name][round] = pair
-    return {name: pairs for name, pairs in found.items() if pairs}
+    return Compared(group_of, {name: pairs for name, pairs in found.items() if pairs})
 
 
-@dataclass(frozen=True)
-class Higher:
-    """Whether shallow layers are more similar across two runs than the deep ones of their group.
+def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = None) -> Findings:
+    """Compares the first setting with each other one: runs of the same seed, round by round."""
+    (reference, firsts), *others = by_seed(runs).items()
+    if not others:
+        raise RunError("environments: got runs of one setting, expected two, such as IID and non-IID")
+    title = f"updates against those of {reference}: share of (deep layer, round) pairs in which shallow ones are closer"
+    findings, of_seed = Findings(title, [HEADINGS]), {run.config.seed: run for run in firsts}
 
-    Attributes:
-        pairs: over pairs of a deep layer and a round; rounds are not independent, so its p-value is too small.
-        layers: a deep layer has one vote, its mean over the rounds.
-        lowest_above_highest: per group, whether the lowest round of the shallow layer is above the highest of all deep
-            ones, as the paper's figure shows it.
-    """
+    def look(run: RecordedRun) -> Compared:
+        if run.config.seed not in of_seed:
+            raise RunError(f"{run.name} has no run of {reference} with its seed")
+        return compare_runs(of_seed[run.config.seed], run)
 
-    pairs: SignTest
-    layers: SignTest
-    lowest_above_highest: Mapping[str, bool]
-
-
-def shallow_higher(found: Layers, group_of: Mapping[str, str], what: str = "cka") -> Higher:
-    """Tests the paper's observation on ``cka`` or ``debiased``; ``group_of`` names each layer's shallow one."""
-    rows = {n: {r: v for r, p in found[n].items() if (v := getattr(p, what)) is not None} for n in found}
-    rows = {name: values for name, values in rows.items() if values}
-    deep = [name for name in rows if group_of[name] != name and group_of[name] in rows]
-    lead = {n: [rows[group_of[n]][r] - v for r, v in rows[n].items() if r in rows[group_of[n]]] for n in deep}
-    heads = dict.fromkeys(group_of[name] for name in deep)
-    return Higher(
-        pairs=sign_test([value for values in lead.values() for value in values]),
-        layers=sign_test([float(np.mean(values)) for values in lead.values() if values]),
-        lowest_above_highest={
-            head: min(rows[head].values()) > max(max(rows[n].values()) for n in deep if group_of[n] == head)
-            for head in heads
-        },
-    )
-
-
-def over_rounds(pairs: Mapping[int, Pair], what: str) -> float | None:
-    """The mean of a number over the rounds."""
-    values = [value for pair in pairs.values() if (value := getattr(pair, what)) is not None]
-    return float(np.mean(values)) if values else None
+    comparisons = []
+    label_of = {run: label for label, group in others for run in group}
+    for run, found in findings.of_each(list(label_of), look).items():
+        both = [of_seed[run.config.seed].name, run.name]
+        higher = {what: found.shallow_higher(what) for what in ("cka", "debiased")}
+        numbers = {"layers": _described(found), "shallow_higher": higher, "relations": found.relations()}
+        comparisons.append({"runs": both, **numbers})
+        rounds = [round for pairs in found.layers.values() for round in pairs]
+        above = higher["cka"].lowest_above_highest.values()
+        shares = [cell(test.pairs.share, ".0%") for test in higher.values()]
+        head = [" / ".join(both), str(run.config.seed), f"{min(rounds)}-{max(rounds)}"]
+        findings.table.append([*head, *shares, f"{sum(above)} of {len(above)} groups"])
+        suffix = "" if len(others) == 1 else "-" + re.sub(r"[^\w.+-]+", "-", label_of[run])
+        if (path := out / f"cross_environment{suffix}.png") not in findings.files:  # one picture for each setting
+            names = f"similarity of updates of {' and '.join(both)}"
+            draw_environments(findings.file(path), found, names)
+            draw_relations(findings.file(out / f"relations{suffix}.png"), found, f"{names} against their statistics")
+    findings.json(out / "cross_environment.json", {"reference": reference, "comparisons": comparisons})
+    return findings
 
 
-def normalised(found: Layers, group_of: Mapping[str, str], what: str) -> dict[str, float]:
-    """Means over the rounds, in each group divided by the smallest size, as in the paper's figure."""
-    means = {name: mean for name, pairs in found.items() if (mean := over_rounds(pairs, what)) is not None}
-    least: dict[str, float] = {}
-    for name, mean in means.items():
-        least[group_of[name]] = min(abs(mean), least.get(group_of[name], np.inf))
-    return {name: mean / least[group_of[name]] for name, mean in means.items() if least[group_of[name]] > 0}
-
-
-def relations(found: Layers, group_of: Mapping[str, str]) -> dict[str, Correlation]:
-    """How each statistic goes with CKA over the layers, both normalised within their group."""
-    similarity = normalised(found, group_of, "cka")
-    result = {}
-    for what in STATISTICS:
-        values = normalised(found, group_of, what)
-        both = [name for name in similarity if name in values]
-        result[what] = correlation([similarity[n] for n in both], [values[n] for n in both])
+def _described(found: Compared) -> dict[str, dict[str, object]]:
+    result: dict[str, dict[str, object]] = {}
+    for name, pairs in found.layers.items():
+        numbers = {entry.name: [getattr(pair, entry.name) for pair in pairs.values()] for entry in fields(Pair)}
+        group = found.group_of[name]
+        result[name] = {"group": group, "role": role(name, group), "rounds": list(pairs), **numbers}
     return result
 
 
-def summary(one: Run, other: Run, found: Layers) -> dict[str, Any]:
-    """What ``cross_environment.json`` holds."""
-    group_of = groups_of(one.layout)
-
-    def described(name: str, pairs: Mapping[int, Pair]) -> dict[str, Any]:
-        values: dict[str, Sequence[Any]] = {key: [getattr(p, key) for p in pairs.values()] for key in _FIELDS}
-        cka = values["cka"]
-        return {
-            "group": group_of[name],
-            "role": "shallow" if name == group_of[name] else "deep",
-            "cka_min_mean_max": [min(cka), float(np.mean(cka)), max(cka)],
-            "rounds": list(pairs),
-            **values,
-        }
-
-    return {
-        "runs": [one.name, other.name],
-        "layers": {name: described(name, pairs) for name, pairs in found.items()},
-        "shallow_higher": {what: asdict(shallow_higher(found, group_of, what)) for what in ("cka", "debiased")},
-        "relations": {what: asdict(value) for what, value in relations(found, group_of).items()},
-    }
+def draw_environments(path: Path, found: Compared, title: str) -> None:
+    """Draws CKA between the updates of two runs for each layer: lowest, mean and highest round."""
+    with drawn(path, 8, 0.24 * len(found.layers) + 1.9, title) as figure:
+        axes = figure.subplots(1, 2, sharey=True)
+        for panel, what in zip(axes, ("cka", "debiased"), strict=True):
+            values = {name: list(own.values()) for name, own in found.values(what).items()}
+            ranges = {name: (min(own), float(np.mean(own)), max(own)) for name, own in values.items()}
+            draw_ranges(panel, {name: found.group_of[name] for name in found.layers}, ranges)
+        axes[0].set_xlabel("CKA of updates: lowest, mean, highest round")
+        axes[1].set_xlabel("the same, debiased (unrelated: 0)")
+        axes[1].axvline(0, color="black", lw=0.8)
+        chance = {name: float(np.mean(list(own.values()))) for name, own in found.values("chance").items()}
+        finish_layers(figure, list(found.layers), chance, "the same with rows shuffled")
 
 
-_FIELDS = tuple(Pair.__dataclass_fields__)
+def draw_relations(path: Path, found: Compared, title: str) -> None:
+    """Draws CKA against statistics of the updates, both divided by the smallest in their group: a point is a layer."""
+    similarity, measured = found.normalised("cka"), found.relations()
+    heads = list(dict.fromkeys(found.group_of[name] for name in found.layers))
+    with drawn(path, 2.5 * len(STATISTICS), 3.2, title) as figure:
+        for axes, (what, label) in zip(figure.subplots(1, len(STATISTICS)), STATISTICS.items(), strict=True):
+            values, known = found.normalised(what), measured[what]
+            for name in (name for name in similarity if name in values):
+                style = look(heads.index(found.group_of[name]), ms=6, mew=1.3)
+                fill = style["color"] if name == found.group_of[name] else "none"
+                axes.plot(values[name], similarity[name], **style, mfc=fill)
+            r = f"r = {known.pearson:+.2f}, $\\rho$ = {known.spearman:+.2f}" if known.pearson is not None else ""
+            axes.set_title(r or f"{known.points} layers")
+            axes.set_xlabel(f"{label}\n(smallest of its group = 1)")
+        figure.axes[0].set_ylabel("CKA (smallest of its group = 1)")
+        looks = {short(head): look(place, ls="") for place, head in enumerate(heads[:8])}
+        legend(figure, looks | {"hollow: deep layers": {"marker": "o", "ls": "", "mec": "black", "mfc": "none"}})

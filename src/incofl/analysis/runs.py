@@ -1,16 +1,18 @@
-"""A run as its folder tells it."""
+"""Runs as their folders record them, in groups that differ in nothing but the seed."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self, TypeVar
 
-from incofl.config import Config, load_config
+from incofl.config import UNBOUND, Config, load_config
 from incofl.engine.build import build, build_model
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint
 from incofl.engine.federation import Federation
-from incofl.engine.records import Row, RunFolder
+from incofl.engine.run_folder import Row, RunFolder
 from incofl.errors import RunError
 from incofl.layout import Layout
 from incofl.models import Model
@@ -18,15 +20,17 @@ from incofl.server import Server
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run folder, read as far as it is asked for."""
+class RecordedRun:
+    """A run folder; what is in it is read when it is first asked for."""
 
     folder: RunFolder
 
     @classmethod
-    def open(cls, path: str | Path) -> "Run":
-        """The run in a folder; refuses one that holds no run."""
+    def open(cls, path: str | Path) -> Self:
+        """Opens a run folder; refuses one without a run or without a finished round."""
         folder = RunFolder(Path(path))
+        if not folder.path.is_dir():
+            raise RunError(f"{path}: no such folder, expected a run folder (incofl run --out {path} makes one)")
         if not folder.config.exists():
             raise RunError(f"{path}: holds no run, expected a folder that incofl run made")
         if not folder.rows():
@@ -34,18 +38,23 @@ class Run:
         return cls(folder)
 
     @property
+    def path(self) -> Path:
+        """The folder, as the user named it."""
+        return self.folder.path
+
+    @property
     def name(self) -> str:
-        """What it is called in tables and figures."""
-        return self.folder.path.name
+        """The name in tables and figures."""
+        return self.path.name
 
     @cached_property
     def config(self) -> Config:
-        """What was run."""
+        """The config of the run."""
         return load_config(self.folder.config)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The finished rounds."""
+        """The records of the finished rounds."""
         return self.folder.rows()
 
     @cached_property
@@ -55,12 +64,12 @@ class Run:
 
     @property
     def layout(self) -> Layout:
-        """Its structure."""
+        """The structure of the server model."""
         return self.model.layout
 
     @cached_property
     def federation(self) -> Federation:
-        """Everything about it, data included; needs the data files."""
+        """The federation, data included; needs the data files."""
         return build(self.config, self.folder.load_partition(self.config.data.clients), begun=True)
 
     @cached_property
@@ -70,32 +79,70 @@ class Run:
         return sorted({round for round in self.folder.snapshots() if round <= last} | {last})
 
     def server(self, round: int | None = None) -> Server:
-        """The server after so many rounds; left out, after the last."""
+        """Returns the server after a recorded round, by default the last."""
         start = Server(self.layout, self.model.initial)
         if round is None or round == self.recorded[-1]:
             return load_checkpoint(self.folder.checkpoint, start).server
         if round not in self.recorded:
             kept = ", ".join(map(str, self.recorded))
-            raise RunError(f"{self.folder.path}: round {round} was not recorded, only {kept}; see record.every")
+            raise RunError(f"{self.path}: round {round} was not recorded, only {kept}; see record.every")
         return load_checkpoint(self.folder.snapshot(round), start).server
 
 
-def find_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """The runs in some folders: each is a run folder, or holds run folders as ``incofl compare`` makes them."""
-    return [Run.open(folder) for path in paths for folder in find_folders(Path(path))]
+def find_runs(paths: Sequence[str | Path]) -> list[RecordedRun]:
+    """Opens the runs in some folders: each is a run folder, or holds run folders as ``incofl compare`` makes them."""
+    folders = dict.fromkeys(folder for path in paths for folder in find_folders(Path(path)))
+    return [RecordedRun.open(folder) for folder in folders]
 
 
 def find_folders(path: Path) -> list[Path]:
-    """The run folders that a path stands for; in a folder of runs, those without a finished round are left out."""
+    """Returns the run folders that a path stands for; inside a folder of runs, those with a finished round."""
     inside = [] if RunFolder(path).config.exists() else [file.parent for file in path.rglob("config.toml")]
     begun = sorted((folder for folder in inside if RunFolder(folder).rows()), key=_natural)
     if not inside:
-        Run.open(path)  # says what is wrong with it
+        RecordedRun.open(path)  # says what is wrong with it
     elif not begun:
         raise RunError(f"{path}: holds {len(inside)} run folder(s) but no finished round, expected at least one")
     return begun or [path]
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sorts s2 before s10."""
+    """Returns a key that sorts s2 before s10."""
     return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", str(path))]
+
+
+AnyRun = TypeVar("AnyRun", bound=RecordedRun)
+
+
+def by_seed(runs: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
+    """Groups the runs that have one config but for the seed, by seed; the labels tell the groups apart."""
+    groups: dict[str, list[AnyRun]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(_binding(run.config), sort_keys=True), []).append(run)
+    result: dict[str, list[AnyRun]] = {}
+    configs = [group[0].config for group in groups.values()]
+    for number, group in enumerate(groups.values(), start=1):
+        label = _label(group[0].config, configs)
+        result[f"{label} ({number})" if label in result else label] = sorted(group, key=lambda run: run.config.seed)
+    return result
+
+
+def _binding(config: Config) -> dict[str, Any]:
+    """Returns all values that can change results, but for the seed."""
+    return {key: value for key, value in config.flat().items() if key not in UNBOUND and key != "seed"}
+
+
+def _label(config: Config, configs: Sequence[Config]) -> str:
+    """Returns the method, with up to three keys that tell the config from others of the same method."""
+    mine, rivals = config.flat(), [other.flat() for other in configs if other.method == config.method]
+    telling = [key for key in _binding(config) if any(rival.get(key) != mine[key] for rival in rivals)]
+    return ", ".join([config.method, *(f"{key.rpartition('.')[2]} {plain(mine[key])}" for key in telling[:3])])
+
+
+def plain(value: Any) -> str:
+    """Returns a value of a config as a person writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(plain, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)

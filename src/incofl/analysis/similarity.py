@@ -1,73 +1,59 @@
 """How similar the models of clients are, at every depth: linear CKA between all pairs on one batch of test examples."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
-from torch import Tensor
+import torch
 
+from incofl.analysis.analyze import Findings, Options, cell, evenly, own
 from incofl.analysis.cka import cka_matrix, debiased_matrix, gram
-from incofl.analysis.clients import Member, Replay, choose
-from incofl.analysis.findings import Options
-from incofl.analysis.representations import Point, common_points, draw_examples, last_held, outputs_at
-from incofl.analysis.runs import Run
+from incofl.analysis.clients import EXAMPLES, Member, Replay, choose, common_points, remembers
+from incofl.analysis.plots import HEAT, drawn, look, panels
+from incofl.analysis.runs import RecordedRun, by_seed
 from incofl.data.dataset import Examples
+from incofl.engine.federation import Federation
 from incofl.engine.worker import one_thread
-from incofl.errors import RunError
+from incofl.errors import ConfigError, RunError
+from incofl.seeds import Purpose, torch_rng
 from incofl.server import Server
+from incofl.statistics import FEWEST_POINTS, Correlation, correlation, mean_and_half_width, paired
 
-FEWEST_ROUNDS = 3  # of which a correlation says something
+FEWEST, MOST = 4, 2000  # examples: the unbiased CKA needs some, and matrices of examples by examples are held
+MOST_ROWS = 6  # heat maps below each other
+TITLE = "CKA between clients' models, mean over pairs; r and rho over the recorded rounds, at the deepest point"
+HEADINGS = ["run", "round", "accuracy", "from", "to", "CKA shallow", "deep", "deep, same level", "different levels"]
+HEADINGS += ["deep, debiased", "r with accuracy", "rho", "rounds"]
+ByDepth = tuple[float | None, ...]  # a mean at each point, from shallow to deep; None where there is no pair
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The mean similarity after a recorded round.
-
-    Attributes:
-        round: how many rounds were finished.
-        mean_by_depth: mean CKA over all pairs of clients, by point.
-        accuracy: of the server's models on the test set, the mean over the levels.
-        client_accuracy: of the clients' models on the batch, their mean.
-    """
+    """The mean similarity after a recorded round."""
 
     round: int
-    mean_by_depth: tuple[float | None, ...]
-    accuracy: float | None
-    client_accuracy: float
+    mean_by_depth: ByDepth  # over all pairs of clients
+    accuracy: float | None  # of the server's models on the test set, mean over the levels
+    client_accuracy: float  # of the clients' models on the batch, their mean
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """The similarity of clients' models in one run.
+    """The similarity of clients' models in one run."""
 
-    Attributes:
-        round: from the server after so many rounds the clients trained.
-        points: where they are compared, from shallow to deep.
-        clients: who, from the smallest level to the largest.
-        cka: by point, client and client.
-        mean_by_depth: over all pairs, by point.
-        within_level: over pairs of one level; ``None`` where there is no pair.
-        between_levels: over pairs of different levels.
-        debiased_by_depth: over all pairs, by the estimate without the bias of few examples and many features.
-        examples: of the test set, on which they are compared.
-        history: the same over the recorded rounds.
-        remembers: whether clients remember something, so that most recorded rounds cannot be computed again.
-    """
-
-    round: int
-    points: tuple[str, ...]
-    clients: tuple[Member, ...]
-    cka: np.ndarray
-    mean_by_depth: tuple[float | None, ...]
-    within_level: tuple[float | None, ...]
-    between_levels: tuple[float | None, ...]
-    debiased_by_depth: tuple[float | None, ...]
+    round: int  # from the server after this round the clients trained
+    points: tuple[str, ...]  # where models are compared, from shallow to deep
+    clients: tuple[Member, ...]  # from the smallest level to the largest
+    cka: np.ndarray  # by point, client and client
+    mean_by_depth: ByDepth  # over all pairs
+    within_level: ByDepth  # over pairs of one level
+    between_levels: ByDepth  # over pairs of different levels
+    debiased_by_depth: ByDepth  # over all pairs, without the bias of few examples and many features
     examples: int
-    history: tuple[Snapshot, ...] = ()
-    remembers: bool = False
+    history: tuple[Snapshot, ...]  # the recorded rounds
+    correlation: dict[str, Correlation]  # of mean CKA and accuracy over these rounds, by point
 
     @property
     def evaluated(self) -> list[Snapshot]:
@@ -75,131 +61,220 @@ class Similarity:
         return [entry for entry in self.history if entry.accuracy is not None]
 
     @property
-    def correlation(self) -> dict[str, dict[str, float | int | None]]:
-        """Of CKA and accuracy, at each point."""
-        accuracy = [entry.accuracy for entry in self.evaluated]
-        return {
-            point: correlate([entry.mean_by_depth[place] for entry in self.evaluated], accuracy)
-            for place, point in enumerate(self.points)
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """As it is written."""
-        return {
-            "round": self.round,
-            "points": list(self.points),
-            "clients": [vars(member) for member in self.clients],
-            "cka": [[[plain(value) for value in row] for row in matrix] for matrix in self.cka],
-            **{name: list(getattr(self, name)) for name in MEANS},
-            "examples": self.examples,
-            "history": [vars(entry) | {"mean_by_depth": list(entry.mean_by_depth)} for entry in self.history],
-            "correlation": self.correlation,
-        }
+    def accuracy(self) -> float | None:
+        """The accuracy of the server in the round that was analysed."""
+        return next(entry.accuracy for entry in self.history if entry.round == self.round)
 
 
-MEANS = ("mean_by_depth", "within_level", "between_levels", "debiased_by_depth")
-
-
-def similarity(run: Run, options: Options | None = None) -> Similarity:
+def similarity(run: RecordedRun, options: Options | None = None) -> Similarity:
     """Compares the clients' models of a run."""
-    options = options or Options()
-    replay = Replay(run)
+    options, replay = options or Options(), Replay(run)
     members = choose(replay.federation, options.clients)
     if len(members) < 2:
         raise RunError(f"{replay.name}: has {len(members)} client(s) to compare, expected at least 2")
     batch = draw_examples(replay.federation, options.examples)
-    last = run.recorded[-1] if options.round is None else options.round
+    last = replay.server(options.round).round
     accuracy = {row["round"]: row["accuracy"] for row in run.rows}
     course = [r for r in replay.rounds if accuracy.get(r) is not None and r != last]
-    found: dict[int, Compared] = {}
-    for r in [last, *spread(course, options.history - 1)]:
+    history = []
+    for r in [*evenly(course, options.history - 1), last]:
         options.watch(f"{run.name}: clients after round {r}")
-        found[r] = compare(replay, replay.server(r), members, batch)
+        points, cka, debiased, right = compare(replay, replay.server(r), members, batch)
+        history.append(Snapshot(r, mean_over_pairs(cka), accuracy.get(r), right))
+    history.sort(key=lambda entry: entry.round)
+    known = [entry.accuracy for entry in history]
     levels = np.array([member.level for member in members])
-    same, now = levels[:, None] == levels, found[last]
+    same = levels[:, None] == levels
     return Similarity(
         round=last,
-        points=tuple(point.name for point in now.points),
+        points=tuple(points),
         clients=tuple(members),
-        cka=now.cka,
-        mean_by_depth=mean_over_pairs(now.cka),
-        within_level=mean_over_pairs(now.cka, same),
-        between_levels=mean_over_pairs(now.cka, ~same),
-        debiased_by_depth=mean_over_pairs(now.debiased),
+        cka=cka,
+        mean_by_depth=mean_over_pairs(cka),
+        within_level=mean_over_pairs(cka, same),
+        between_levels=mean_over_pairs(cka, ~same),
+        debiased_by_depth=mean_over_pairs(debiased),
         examples=len(batch),
-        history=tuple(
-            Snapshot(r, mean_over_pairs(then.cka), accuracy.get(r), then.accuracy) for r, then in sorted(found.items())
-        ),
-        remembers=replay.remembers,
+        history=tuple(history),
+        correlation={p: correlation([e.mean_by_depth[at] for e in history], known) for at, p in enumerate(points)},
     )
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Clients' models after one round: CKA by point, client and client, and their mean accuracy."""
+def draw_examples(federation: Federation, examples: int) -> Examples:
+    """Draws the test examples on which models are compared, by the seed."""
+    if not FEWEST <= examples <= MOST:
+        raise ConfigError(f"--examples: got {examples}, expected a whole number from {FEWEST} to {MOST}")
+    test = federation.data.test
+    stream = torch_rng(federation.seed, Purpose.ANALYSIS, EXAMPLES)
+    return test.pick(torch.randperm(len(test), generator=stream)[:examples].sort().values)
 
-    points: list[Point]
-    cka: np.ndarray
-    debiased: np.ndarray
-    accuracy: float
 
-
-def compare(replay: Replay, server: Server, members: Sequence[Member], batch: Examples) -> Compared:
-    """Trains the clients and compares their models on a batch."""
-    pieces = [replay.slice(server, member) for member in members]
-    layout = replay.federation.model.layout
-    points = common_points(layout, pieces)
+def compare(
+    replay: Replay, server: Server, members: Sequence[Member], batch: Examples
+) -> tuple[list[str], np.ndarray, np.ndarray, float]:
+    """Trains the clients and returns the points, CKA and debiased CKA by point and pair, and their mean accuracy."""
+    points = common_points(server.layout, [replay.slice(server, member) for member in members])
     if not points:
         raise RunError(f"{replay.name}: its clients' models have no stage or block in common to be compared at")
-    grams: list[list[Tensor]] = []
-    right = 0
+    grams, right = [], 0
     with one_thread():
-        for member, piece in zip(members, pieces, strict=True):
-            module = replay.model(server, member)
-            outputs, correct = outputs_at(replay, module, [last_held(layout, piece, point) for point in points], batch)
+        for member, blocks in zip(members, zip(*points.values(), strict=True), strict=True):
+            outputs, correct = replay.outputs(replay.model(server, member), blocks, batch)
             grams.append([gram(output) for output in outputs])
             right += correct
         by_point = list(zip(*grams, strict=True))
-        cka, debiased = (
-            np.stack([matrix(own).cpu().numpy() for own in by_point]) for matrix in (cka_matrix, debiased_matrix)
-        )
-    return Compared(points, cka, debiased, right / (len(members) * batch.y.numel()))
+        plain, debiased = (np.stack([f(own).cpu().numpy() for own in by_point]) for f in (cka_matrix, debiased_matrix))
+    return list(points), plain, debiased, right / (len(members) * batch.y.numel())
 
 
-def spread(rounds: Sequence[int], count: int) -> list[int]:
-    """At most so many of them, evenly, the first and the last among them."""
-    if count < 1:
-        return []
-    if len(rounds) <= count:
-        return list(rounds)
-    places = np.linspace(0, len(rounds) - 1, count).round().astype(int) if count > 1 else [len(rounds) - 1]
-    return [rounds[place] for place in places]
+def mean_over_pairs(matrices: np.ndarray, chosen: np.ndarray | None = None) -> ByDepth:
+    """Returns for each matrix the mean over (chosen) pairs of different clients; pairs without a value are left out."""
+    pairs = np.triu(np.ones(matrices.shape[1:], dtype=bool), 1) & (True if chosen is None else chosen)
+    known = [matrix[pairs & np.isfinite(matrix)] for matrix in matrices]
+    return tuple(float(values.mean()) if len(values) else None for values in known)
 
 
-def mean_over_pairs(matrices: np.ndarray, chosen: np.ndarray | None = None) -> tuple[float | None, ...]:
-    """For each matrix the mean over pairs of different clients, of the chosen ones; pairs without a value left out."""
-    pairs = np.triu(np.ones(matrices.shape[1:], dtype=bool), 1)
-    if chosen is not None:
-        pairs &= chosen
-    return tuple(
-        plain(values[np.isfinite(values)].mean()) if np.isfinite(values).any() else None
-        for values in (matrix[pairs] for matrix in matrices)
-    )
+def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = None) -> Findings:
+    """Compares the clients' models of each run, and several runs with each other."""
+    findings = Findings(TITLE, [HEADINGS])
+    found = findings.of_each(runs, lambda run: similarity(run, options))
+    for run, one in found.items():
+        findings.json(own(run, "similarity.json"), one)
+        title = f"{run.name}: similarity of {len(one.clients)} clients' models after round {one.round}"
+        lines = {"all pairs": [one.mean_by_depth], "same level": [one.within_level]}
+        lines |= {"different levels": [one.between_levels], "all pairs, debiased": [one.debiased_by_depth]}
+        draw_by_depth(findings.file(own(run, "similarity.png")), title, one.points, lines)
+        draw_heat_maps(findings.file(own(run, "similarity-heatmaps.png")), {run.name: one})
+        if len(one.evaluated) > 1:
+            draw_against_accuracy(findings.file(own(run, "similarity-accuracy.png")), {run.name: [one]})
+        if len(one.evaluated) < FEWEST_POINTS:
+            forgotten = f"clients of {run.config.method} remember what only the last checkpoint has"
+            why = forgotten if remembers(run) else "run it with record.every"
+            few = f"{len(one.evaluated)} recorded round(s), too few for its course"
+            findings.missing.append(f"{run.path}: {few}; {why}")
+        deep = one.correlation[one.points[-1]]
+        numbers = [one.mean_by_depth[0], one.mean_by_depth[-1], one.within_level[-1], one.between_levels[-1]]
+        numbers += [one.debiased_by_depth[-1], deep.pearson, deep.spearman]
+        head = [run.name, str(one.round), cell(one.accuracy), one.points[0], one.points[-1]]
+        findings.table.append([*head, *map(cell, numbers), str(deep.points)])
+    if len(found) > 1:
+        groups = {label: {run: found[run] for run in group} for label, group in by_seed(list(found)).items()}
+        results = {label: list(members.values()) for label, members in groups.items()}
+        findings.json(out / "similarity.json", compared(groups))
+        lines = {label: [member.mean_by_depth for member in members] for label, members in results.items()}
+        seeds = " (bands: 95 % confidence interval over seeds)" if max(map(len, lines.values())) > 1 else ""
+        names = shared_points(results)
+        draw_by_depth(findings.file(out / "similarity.png"), f"similarity of clients' models{seeds}", names, lines)
+        first = {label: members[0] for label, members in results.items()}
+        draw_heat_maps(findings.file(out / "similarity-heatmaps.png"), first)
+        if courses := {label: members for label, members in results.items() if len(members[0].evaluated) > 1}:
+            draw_against_accuracy(findings.file(out / "similarity-accuracy.png"), courses)
+    return findings
 
 
-def correlate(cka: Sequence[float | None], accuracy: Sequence[float | None]) -> dict[str, float | int | None]:
-    """Pearson's and Spearman's coefficients, where there are enough different values."""
-    pairs = [(a, b) for a, b in zip(cka, accuracy, strict=True) if a is not None and b is not None]
-    x, y = np.array(pairs).reshape(-1, 2).T
-    if len(pairs) < FEWEST_ROUNDS or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return {"pearson": None, "spearman": None, "rounds": len(pairs)}
-    return {
-        "pearson": plain(stats.pearsonr(x, y).statistic),
-        "spearman": plain(stats.spearmanr(x, y).statistic),
-        "rounds": len(pairs),
-    }
+def compared(groups: Mapping[str, Mapping[RecordedRun, Similarity]]) -> dict[str, Any]:
+    """Returns the numbers of a comparison: by setting and depth the mean, and the difference to the first setting.
+
+    Differences are paired by seed. Over all runs, the similarity at the deepest point is correlated with accuracy.
+    """
+    reference = {run.config.seed: one for run, one in next(iter(groups.values())).items()}
+    settings = {}
+    for label, members in groups.items():
+        columns = _columns([one.mean_by_depth for one in members.values()])
+        both = [(one, reference.get(run.config.seed)) for run, one in members.items()]
+        pairs = [
+            (one.mean_by_depth, other.mean_by_depth) for one, other in both if other and one.points == other.points
+        ]
+        gaps = [paired(*values) for values in zip(*map(_columns, zip(*pairs, strict=True)), strict=True)]
+        settings[label] = {
+            "runs": [run.name for run in members],
+            "points": next(iter(members.values())).points[: len(columns)],
+            "by_depth": [dict(zip(("mean", "half_width"), mean_and_half_width(v), strict=True)) for v in columns],
+            "accuracy": [one.accuracy for one in members.values()],
+            "seeds_compared": len(pairs),
+            "minus_first_by_depth": gaps,
+        }
+    runs = [one for members in groups.values() for one in members.values()]
+    deep = correlation([one.mean_by_depth[-1] for one in runs], [one.accuracy for one in runs])
+    return {"settings": settings, "deep_similarity_and_accuracy": deep}
 
 
-def plain(value: float) -> float | None:
-    """A number for JSON, which has no NaN."""
-    return round(float(value), 6) if math.isfinite(value) else None
+def _columns(rows: Sequence[ByDepth]) -> list[list[float]]:
+    """Returns the values of all seeds by point, as far as all have points; not a number where one is unknown."""
+    return [[np.nan if value is None else value for value in column] for column in zip(*rows, strict=False)]
+
+
+def shared_points(groups: Mapping[str, Sequence[Similarity]]) -> Sequence[str]:
+    """Returns names of the points in a figure of several models: numbers where the models' names differ."""
+    names = [members[0].points for members in groups.values()]
+    longest = max(names, key=len)
+    same = all(points == longest[: len(points)] for points in names)
+    return longest if same else [str(number) for number in range(1, len(longest) + 1)]
+
+
+def draw_by_depth(path: Path, title: str, points: Sequence[str], lines: Mapping[str, Sequence[ByDepth]]) -> None:
+    """Draws mean CKA by depth, a line for each label: the mean over its rows (seeds), with a band."""
+    with drawn(path, 7.2, 3.8, title) as figure:
+        axes = figure.subplots()
+        for place, (label, rows) in enumerate(lines.items()):
+            known = {at: mean_and_half_width(v) for at, v in enumerate(_columns(rows)) if np.isfinite(v).all()}
+            mean, half = np.array([(mean, half or 0.0) for mean, half in known.values()]).reshape(-1, 2).T
+            if known:
+                name = f"{label} ({len(rows)} seeds)" if len(rows) > 1 else label
+                axes.plot(list(known), mean, **look(place, ls="--" if "debiased" in label else "-"), label=name)
+                axes.fill_between(list(known), mean - half, mean + half, color=look(place)["color"], alpha=0.15, lw=0)
+        axes.set_xticks(range(len(points)), points, rotation=0 if len(points) < 7 else 40)
+        axes.set(xlabel="where the models are compared, from shallow to deep", ylabel="mean CKA", ylim=(0, 1.02))
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def draw_heat_maps(path: Path, found: Mapping[str, Similarity]) -> None:
+    """Draws the CKA of every pair of clients, a panel for each point; several runs below each other.
+
+    White lines lie between levels, which are named at their middle.
+    """
+    shown = dict(list(found.items())[:MOST_ROWS])
+    most, single = max(len(one.points) for one in shown.values()), len(shown) == 1
+    columns = min(most, 4) if single else most
+    rows, (name, first) = -(-most * len(shown) // columns), next(iter(shown.items()))
+    title = f"CKA of every pair of clients after round {first.round}" + (f", {name}" if single else "")
+    with drawn(path, max(1.9 * columns + 1.2, 5), 2.0 * rows + 0.9, title) as figure:
+        grid = panels(figure, most * len(shown), columns)
+        for place, (label, one) in enumerate(shown.items()):
+            levels = np.array([member.level for member in one.clients])
+            middles = {str(level): float(np.flatnonzero(levels == level).mean()) for level in np.unique(levels)}
+            for axes, point, cka in zip(grid[place * most :], one.points, one.cka, strict=False):
+                image = axes.imshow(cka, vmin=0, vmax=1, cmap=HEAT)
+                for edge in np.flatnonzero(np.diff(levels)) + 0.5:
+                    axes.axhline(edge, color="white", lw=0.8)
+                    axes.axvline(edge, color="white", lw=0.8)
+                axes.set_xticks(list(middles.values()), list(middles))
+                axes.set_yticks(list(middles.values()), list(middles))
+                axes.set_title(point if single else f"{label}: {point}")
+                axes.grid(visible=False)
+            for unused in grid[place * most + len(one.points) : (place + 1) * most]:
+                unused.remove()
+        figure.colorbar(image, ax=figure.axes, label="CKA", shrink=0.8)
+        figure.supxlabel("clients, by level", fontsize=9)
+        figure.supylabel("clients, by level", fontsize=9)
+
+
+def draw_against_accuracy(path: Path, groups: Mapping[str, Sequence[Similarity]]) -> None:
+    """Draws mean CKA against test accuracy over the recorded rounds, a panel for each point; seeds share a colour."""
+    points = shared_points(groups)
+    alone = next(iter(groups.values()))[0] if sum(map(len, groups.values())) == 1 else None
+    columns = min(len(points), 4)
+    width, height = max(2.3 * columns + (0.3 if alone else 1.8), 6.2), 2.3 * -(-len(points) // columns) + 0.9
+    with drawn(path, width, height, "similarity of clients' models against accuracy, by recorded round") as figure:
+        for at, (point, axes) in enumerate(zip(points, panels(figure, len(points), columns), strict=True)):
+            for place, (label, members) in enumerate(groups.items()):
+                entries = [entry for one in members if at < len(one.points) for entry in one.evaluated]
+                seen = [(entry.accuracy, y) for entry in entries if (y := entry.mean_by_depth[at]) is not None]
+                axes.plot(*np.array(seen).reshape(-1, 2).T, **look(place, ls=""), alpha=0.8, label=label)
+            r = alone.correlation[point].pearson if alone else None
+            axes.set_title(point if r is None else f"{point}: r = {r:.2f}")
+            axes.locator_params(axis="x", nbins=4)
+        figure.supxlabel("test accuracy, mean of the levels", fontsize=9)
+        figure.supylabel("mean CKA; scales differ", fontsize=9)
+        if not alone:
+            figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")

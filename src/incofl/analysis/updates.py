@@ -11,62 +11,62 @@ belongs to it. All that share one are a group: a stage of a ResNet, a block of a
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from incofl.aggregate import Accumulator, Part
-from incofl.analysis.runs import Run
-from incofl.analysis.smoothness import Array, Shape, describe, floor, quantiles, step
-from incofl.analysis.trials import SignTest, sign_test
+from incofl.aggregate import Accumulator, Contribution
+from incofl.analysis.analyze import Findings, NotRecordedError, Options, cell, evenly, own
+from incofl.analysis.plots import DEEP, SHALLOW, Axes, draw_ranges, drawn, finish_layers, short
+from incofl.analysis.runs import RecordedRun
+from incofl.analysis.smoothness import LEAST, REACH, Array, Shape, describe, floor, quantiles, step
 from incofl.engine.build import build_splitter, client_levels
 from incofl.errors import RunError
 from incofl.layout import Layout
 from incofl.methods import find_method
 from incofl.server import Server
 from incofl.split import Slice, Splitter
+from incofl.statistics import SignTest, sign_test
 from incofl.tensors import Tensors
 
-Window = tuple[int, int]
-MEASURES = ("roughness", "kurtosis", "step", "width")  # of each, less is smoother
+# Less is smoother, for each of these measures; with their labels in figures.
+MEASURES = {
+    "roughness": "roughness (extra peaks)",
+    "kurtosis": "size of excess kurtosis",
+    "step": "change of shape in a round ($W_1$)",
+    "width": "change of width in a round (|log$_2$|)",
+}
 NUMBERS = ("elements", "roughness", "kurtosis", "mean", "deviation", "quantiles")
-
-
-def groups(layout: Layout) -> dict[str, list[str]]:
-    """Each shallow layer with the deep ones that belong to it, from shallow to deep."""
-    found: dict[str, list[str]] = {}
-    for deep, shallow in layout.shallow.items():
-        found.setdefault(shallow, []).append(deep)
-    return found
+MOST_GROUPS, MOST_DEEP, MOST_ROUNDS = 4, 4, 11  # of ridges; the paper shows the rounds 40 to 50
+OVERLAP = 1.7  # height of a ridge in distances of two
+TITLE = "updates: share of (deep layer, round) pairs in which the shallow layer's update is smoother"
+HEADINGS = ["run", "rounds", "deep layers", *MEASURES, "p of roughness (layers)"]
 
 
 def groups_of(layout: Layout) -> dict[str, str]:
-    """Each layer that InCo pairs with the shallow one of its group; in groups, the shallow one first."""
-    return {name: shallow for shallow, deep in groups(layout).items() for name in (shallow, *deep)}
+    """Maps each layer that InCo pairs to the shallow one of its group; group by group, the shallow one first."""
+    groups: dict[str, list[str]] = {}
+    for deep, shallow in layout.shallow.items():
+        groups.setdefault(shallow, [shallow]).append(deep)
+    return {name: shallow for shallow, names in groups.items() for name in names}
 
 
-def update_rounds(run: Run, window: Window | None = None) -> list[int]:
-    """The rounds whose update can be told: the states before and after them were recorded.
-
-    Args:
-        run: of which they are.
-        window: first and last round to look at; left out, all.
-    """
-    kept = set(run.recorded)
-    first, last = window or (1, max(kept))
-    rounds = [round for round in sorted(kept) if round - 1 in kept and first <= round <= last]
+def update_rounds(run: RecordedRun) -> list[int]:
+    """Returns the rounds whose update is known: the states before and after them were recorded."""
+    rounds = [round for round in run.recorded if round - 1 in run.recorded]
     if not rounds:
-        raise RunError(
-            f"{run.folder.path}: no two states of consecutive rounds from {first - 1} to {last} were recorded; "
-            "run it with record.every=1 or record.window"
+        raise NotRecordedError(
+            f"{run.path}: no states of two consecutive rounds were recorded, which the analysis of updates needs; "
+            "run it with --set record.every=1 (or record.window)"
         )
     return rounds
 
 
-def updates(run: Run, names: Collection[str], rounds: Sequence[int]) -> Iterator[tuple[int, Tensors]]:
-    """The aggregated updates of some parameters, round by round; each state is read once."""
+def updates(run: RecordedRun, names: Collection[str], rounds: Sequence[int]) -> Iterator[tuple[int, Tensors]]:
+    """Yields the aggregated updates of some parameters, round by round; each state is read once."""
     cohorts = {row["round"]: row["clients"] for row in run.rows}
     splitter = build_splitter(run.config, run.model)
     after: Server | None = None
@@ -79,28 +79,22 @@ def updates(run: Run, names: Collection[str], rounds: Sequence[int]) -> Iterator
 def update_between(
     before: Server, after: Server, names: Collection[str], holders: Mapping[int, tuple[Slice, int]]
 ) -> Tensors:
-    """What a round did to some parameters.
+    """Returns what a round did to some parameters; one that levels have for themselves is averaged over the holders.
 
-    Args:
-        before: the server before it.
-        after: and after it.
-        names: of the parameters.
-        holders: per level of the cohort its slice, and how many clients it had; a layer that levels have for
-            themselves is averaged over them.
+    ``holders`` has for each level of the cohort its slice and its number of clients.
     """
     private = {name for own in after.private.values() for name in own} & set(names)
     update = {name: after.shared[name] - before.shared[name] for name in names if name not in private}
     mean = Accumulator(before.layout)
-    for level, (piece, clients) in holders.items():
+    for level, (slice_, clients) in holders.items():
         old, new = before.state(level), after.state(level)
-        change = {name: new[name] - old[name] for name in private}
-        mean.add(Part(piece, piece.look(change), clients))
+        mean.add(Contribution(slice_, slice_.look({name: new[name] - old[name] for name in private}), clients))
     averaged = mean.mean().values
     return update | {name: averaged[name] for name in private if name in averaged}
 
 
-def _holders(run: Run, splitter: Splitter, clients: Sequence[int], round: int) -> dict[int, tuple[Slice, int]]:
-    """Per level of a cohort its slice and how many clients it had; needs no data files."""
+def _holders(run: RecordedRun, splitter: Splitter, clients: Sequence[int], round: int) -> dict[int, tuple[Slice, int]]:
+    """Returns for each level of a cohort its slice and its number of clients; needs no data files."""
     levels = client_levels(run.config, len(splitter.depths))
     fixed = {"smallest": 0, "largest": len(splitter.depths) - 1}.get(find_method(run.config.method).level)
     cohort = Counter(levels[client] if fixed is None else fixed for client in clients)
@@ -109,19 +103,12 @@ def _holders(run: Run, splitter: Splitter, clients: Sequence[int], round: int) -
 
 @dataclass(frozen=True)
 class Layer:
-    """The updates of one layer over the rounds.
+    """The updates of one layer by round; rounds in which nobody trained it are left out."""
 
-    Attributes:
-        group: the name of the shallow layer that it belongs to; its own if it is one.
-        shapes: by round; a round in which nobody trained it is left out.
-        steps: by round, how far the shape of its distribution is from that of the round before.
-        widths: by round, the size of the base-2 logarithm of its width over that of the round before.
-    """
-
-    group: str
-    shapes: Mapping[int, Shape]
-    steps: Mapping[int, float]
-    widths: Mapping[int, float]
+    group: str  # the shallow layer that it belongs to; itself if it is one
+    shapes: dict[int, Shape]
+    steps: dict[int, float]  # how far the shape of its distribution is from that of the round before
+    widths: dict[int, float]  # size of the base-2 logarithm of its width over that of the round before
 
     @property
     def floor(self) -> float:
@@ -129,93 +116,148 @@ class Layer:
         return floor(max(shape.elements for shape in self.shapes.values()))
 
     def measure(self, what: str) -> dict[int, float]:
-        """One of ``MEASURES`` by round."""
+        """Returns one of ``MEASURES`` by round."""
         if what in ("step", "width"):
-            return dict(self.steps if what == "step" else self.widths)
-        # A needle and a box are both unlike a bell, so of the kurtosis the size counts.
+            return self.steps if what == "step" else self.widths
+        # A needle and a box are both unlike a bell, so the size of the kurtosis counts.
         return {round: abs(float(getattr(shape, what))) for round, shape in self.shapes.items()}
 
 
-def layers(run: Run, rounds: Sequence[int]) -> dict[str, Layer]:
-    """Describes the updates of all layers that InCo pairs, in groups, the shallow one first.
-
-    Groups of which only shallow or only deep layers can be described are left out.
-    """
-    group_of = groups_of(run.layout)
-    shapes: dict[str, dict[int, Shape]] = {name: {} for name in group_of}
-    steps: dict[str, dict[int, float]] = {name: {} for name in group_of}
-    widths: dict[str, dict[int, float]] = {name: {} for name in group_of}
+def layers(run: RecordedRun) -> dict[str, Layer]:
+    """Describes the updates of the layers that InCo pairs, in groups of which a shallow and a deep layer moved."""
+    found = {name: Layer(group, {}, {}, {}) for name, group in groups_of(run.layout).items()}
     last: dict[str, Array] = {}
-    for round, update in updates(run, group_of, rounds):
+    for round, update in updates(run, found, update_rounds(run)):
         for name, value in update.items():
             if (described := describe(value.numpy())) is None:
                 continue
-            shapes[name][round], z = described
-            reference = quantiles(z)
-            if round - 1 in shapes[name]:
-                steps[name][round] = step(last[name], reference)
-                widths[name][round] = abs(math.log2(shapes[name][round].scale / shapes[name][round - 1].scale))
-            last[name] = reference
-    compared = {
-        group_of[name] for name in group_of if name != group_of[name] and shapes[name] and shapes[group_of[name]]
-    }
-    return {
-        name: Layer(group, shapes[name], steps[name], widths[name])
-        for name, group in group_of.items()
-        if shapes[name] and group in compared
-    }
+            layer, (shape, z) = found[name], described
+            now = quantiles(z)
+            if round - 1 in layer.shapes:
+                layer.steps[round] = step(last[name], now)
+                layer.widths[round] = abs(math.log2(shape.scale / layer.shapes[round - 1].scale))
+            layer.shapes[round], last[name] = shape, now
+    known = {name: layer for name, layer in found.items() if layer.shapes}
+    compared = {layer.group for name, layer in known.items() if name != layer.group and layer.group in known}
+    if not compared:
+        least = f"at least {LEAST} elements that moved in a round"
+        raise RunError(f"{run.path}: no deep layer and its shallow counterpart with {least}")
+    return {name: layer for name, layer in known.items() if layer.group in compared}
 
 
 @dataclass(frozen=True)
-class Smoother:
-    """How often the update of the shallow layer is smoother than that of a deep one, by one measure.
+class Contest:
+    """How often the shallow layer of a group has a larger value than a deep one."""
 
-    Attributes:
-        pairs: the test over all pairs of a deep layer and a round. Rounds of a run are not independent, so its p-value
-            is too small.
-        layers: the careful test: a deep layer has one vote, the median over its rounds.
-        by_group: the share of pairs in each group.
-    """
-
-    pairs: SignTest
-    layers: SignTest
-    by_group: Mapping[str, float]
+    pairs: SignTest  # over pairs of a deep layer and a round; rounds are not independent, so its p-value is too small
+    layers: SignTest  # the careful test: a deep layer has one vote
+    by_group: dict[str, float]  # the share of pairs
+    lowest_above_highest: dict[str, bool]  # in each group, over all rounds and deep layers
 
 
-def shallow_smoother(found: Mapping[str, Layer], what: str) -> Smoother:
-    """Tests the paper's observation that updates of shallow layers are smoother than those of deep ones."""
-    excess: dict[str, list[float]] = {}  # of each deep layer over its shallow one, round by round
-    for name, layer in found.items():
-        if name != layer.group and layer.group in found:
-            shallow, deep = found[layer.group].measure(what), layer.measure(what)
-            excess[name] = [deep[round] - shallow[round] for round in deep.keys() & shallow.keys()]
-    excess = {name: values for name, values in excess.items() if values}
-    by_group: dict[str, list[float]] = {}
-    for name, values in excess.items():
-        by_group.setdefault(found[name].group, []).extend(values)
-    return Smoother(
-        pairs=sign_test([value for values in excess.values() for value in values]),
-        layers=sign_test([float(np.median(values)) for values in excess.values()]),
-        by_group={group: float(np.mean(np.array(values) > 0)) for group, values in by_group.items()},
+def shallow_larger(
+    values: Mapping[str, Mapping[int, float]], group_of: Mapping[str, str], vote: Callable[[list[float]], Any]
+) -> Contest:
+    """Compares the shallow layer of each group with its deep ones, round by round; ``vote`` sums up the rounds."""
+    lead: dict[str, list[float]] = {}
+    above: dict[str, bool] = {}
+    for name, deep in values.items():
+        shallow = values.get(group_of[name], {})
+        gaps = [shallow[round] - value for round, value in deep.items() if round in shallow]
+        if name != group_of[name] and gaps:
+            lead[name] = gaps
+            above[group_of[name]] = above.get(group_of[name], True) and min(shallow.values()) > max(deep.values())
+    by_group = {head: [gap > 0 for name in lead if group_of[name] == head for gap in lead[name]] for head in above}
+    return Contest(
+        pairs=sign_test([gap for gaps in lead.values() for gap in gaps]),
+        layers=sign_test([float(vote(gaps)) for gaps in lead.values()]),
+        by_group={head: float(np.mean(wins)) for head, wins in by_group.items()},
+        lowest_above_highest=above,
     )
 
 
-def summary(found: Mapping[str, Layer], rounds: Sequence[int]) -> dict[str, Any]:
-    """What ``updates.json`` holds."""
+def shallow_smoother(found: Mapping[str, Layer], what: str) -> Contest:
+    """Tests the paper's observation that updates of shallow layers are smoother than those of deep ones."""
+    values = {name: {round: -value for round, value in layer.measure(what).items()} for name, layer in found.items()}
+    return shallow_larger(values, {name: layer.group for name, layer in found.items()}, np.median)
 
-    def described(name: str, layer: Layer) -> dict[str, Any]:
-        return {
-            "group": layer.group,
-            "role": "shallow" if name == layer.group else "deep",
-            "floor": layer.floor,
-            "rounds": list(layer.shapes),
-            **{key: [getattr(s, key) for s in layer.shapes.values()] for key in NUMBERS},
-            "step": [layer.steps.get(round) for round in layer.shapes],
-            "width": [layer.widths.get(round) for round in layer.shapes],
-        }
 
-    return {
-        "rounds": list(rounds),
-        "layers": {name: described(name, layer) for name, layer in found.items()},
-        "shallow_smoother": {what: asdict(shallow_smoother(found, what)) for what in MEASURES},
-    }
+def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = None) -> Findings:
+    """Draws distributions and smoothness of the updates of each run."""
+    findings = Findings(TITLE, [HEADINGS])
+    for run, found in findings.of_each(runs, layers).items():
+        rounds, tests = update_rounds(run), {what: shallow_smoother(found, what) for what in MEASURES}
+        described = {name: _described(name, layer) for name, layer in found.items()}
+        numbers = {"rounds": rounds, "layers": described, "shallow_smoother": tests}
+        findings.json(own(run, "updates.json"), numbers)
+        draw_ridges(findings.file(own(run, "updates.png")), found, run.name)
+        draw_smoothness(findings.file(own(run, "smoothness.png")), found, tests, run.name)
+        deep = sum(layer.group != name for name, layer in found.items())
+        shares = [cell(test.pairs.share, ".0%") for test in tests.values()]
+        p_value = cell(tests["roughness"].layers.p_value)
+        findings.table.append([run.name, f"{rounds[0]}-{rounds[-1]}", str(deep), *shares, p_value])
+    return findings
+
+
+def _described(name: str, layer: Layer) -> dict[str, Any]:
+    numbers = {key: [getattr(shape, key) for shape in layer.shapes.values()] for key in NUMBERS}
+    numbers |= {"step": [layer.steps.get(round) for round in layer.shapes]}
+    numbers |= {"width": [layer.widths.get(round) for round in layer.shapes], "rounds": list(layer.shapes)}
+    return {"group": layer.group, "role": role(name, layer.group), "floor": layer.floor, **numbers}
+
+
+def role(name: str, group: str) -> str:
+    """Returns what a layer is in its group."""
+    return "shallow" if name == group else "deep"
+
+
+def draw_ridges(path: Path, found: Mapping[str, Layer], name: str) -> None:
+    """Draws a ridge for each of the last rounds: shallow layers on the left, deep ones of their group beside them."""
+    heads = evenly(list(dict.fromkeys(layer.group for layer in found.values())), MOST_GROUPS)
+    lines = [[g, *evenly([n for n in found if found[n].group == g and n != g], MOST_DEEP)] for g in heads]
+    columns = max(map(len, lines))
+    title = f"{name}: distribution of aggregated updates by round, each scaled to its peak; ticks: 5, 50 and 95 percent"
+    with drawn(path, 2.3 * columns + 0.6, 2.3 * len(lines) + 0.6, title) as figure:
+        grid = figure.subplots(len(lines), columns, squeeze=False)
+        for row, names in zip(grid, lines, strict=True):
+            width = max(float(np.median([shape.scale for shape in found[n].shapes.values()])) for n in names)
+            for axes, layer in zip(row, names, strict=False):
+                _ridges(axes, found[layer], (SHALLOW if layer == names[0] else DEEP)["color"])
+                axes.set_title(f"{short(layer)}, {role(layer, names[0])}", fontsize=8)
+                axes.set_xlim(-REACH * width, REACH * width)
+                axes.set_xlabel("change of a weight" if names is lines[-1] else "")
+            for unused in row[len(names) :]:
+                unused.remove()
+            row[0].set_ylabel("round")
+
+
+def _ridges(axes: Axes, layer: Layer, fill: str) -> None:
+    rounds = list(layer.shapes)[-MOST_ROUNDS:]
+    for place, round in enumerate(rounds):
+        shape = layer.shapes[round]
+        edges, heights = shape.edges(), OVERLAP * shape.counts / shape.counts.max()
+        over = 2 * (len(rounds) - place)  # earlier rounds lie in front, at the bottom
+        axes.fill_between(edges, place, place + np.append(heights, 0), step="post", color=fill, lw=0, zorder=over)
+        axes.stairs(heights + place, edges, baseline=place, color="white", lw=0.7, zorder=over + 1)
+        axes.vlines(shape.quantiles[::2], place, place + 0.25, color="black", lw=0.9, zorder=over + 1)
+    axes.set_yticks(range(len(rounds)), [str(round) for round in rounds], fontsize=7)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.locator_params(axis="x", nbins=4)
+    axes.ticklabel_format(axis="x", scilimits=(-3, 3))
+    axes.xaxis.get_offset_text().set_fontsize(7)
+    axes.grid(axis="y", visible=False)
+    axes.set_ylim(-0.2, len(rounds) - 1 + OVERLAP + 0.1)
+
+
+def draw_smoothness(path: Path, found: Mapping[str, Layer], tests: Mapping[str, Contest], name: str) -> None:
+    """Draws each layer's median over the rounds, with the middle 80 percent of them; less is smoother."""
+    title = f"{name}: smoothness of aggregated updates, median and middle 80 % of rounds; less is smoother"
+    with drawn(path, 12.5, 0.22 * len(found) + 1.8, title) as figure:
+        for axes, what in zip(figure.subplots(1, len(MEASURES), sharey=True), MEASURES, strict=True):
+            values = {layer: list(entry.measure(what).values()) for layer, entry in found.items()}
+            ranges = {layer: np.quantile(own, [0.1, 0.5, 0.9]).tolist() for layer, own in values.items() if own}
+            draw_ranges(axes, {layer: entry.group for layer, entry in found.items()}, ranges)
+            share = tests[what].pairs.share
+            axes.set_title("" if share is None else f"shallow smoother: {share:.0%} of pairs")
+            axes.set_xlabel(MEASURES[what])
+        finish_layers(figure, list(found), {layer: entry.floor for layer, entry in found.items()}, "normal numbers")

@@ -16,7 +16,7 @@ from incofl.errors import ConfigError, nearest
 from incofl.methods import all_options
 from incofl.options import from_table
 
-_SECTIONS = {name: hint for name, hint in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(hint)}
+_SECTIONS: dict[str, Any] = {name: hint for name, hint in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(hint)}
 _KEYS = [f.name for f in dataclasses.fields(Config) if f.name not in ("methods", "objects")]
 
 
@@ -109,7 +109,7 @@ def _checked(tree: dict[str, Any], objects: dict[str, Any]) -> Config:
             elsewhere = [name for name in _all_keys(sections) if name.endswith(f".{key}")]
             hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, known)
             raise ConfigError(f"config: unknown key {key!r}{hint}")
-    tables = {key: from_table(_SECTIONS[key], tree[key], key) for key in tree if key in _SECTIONS}
+    tables: dict[str, Any] = {key: from_table(_SECTIONS[key], tree[key], key) for key in tree if key in _SECTIONS}
     methods = {key: from_table(type(sections[key]), tree[key], key) for key in tree if key in sections}
     plain = {key: tree[key] for key in tree if key in _KEYS and key not in _SECTIONS}
     return Config(**plain, **tables, methods=methods, objects=objects)

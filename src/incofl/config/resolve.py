@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from incofl.config.objects import check_given
 from incofl.config.schema import Config, SplitConfig
@@ -130,7 +130,7 @@ def _for_run(options: Any, config: Config) -> Any:
 
 
 def _split(split: SplitConfig, method: Method, family: Family, depth: int | None) -> SplitConfig:
-    kind: Kind | str = split.kind
+    kind: Kind | Literal["auto"] = split.kind
     if kind == "auto":
         kind = method.split.kind or family.split or "auto"
     if method.split.kind is not None and kind != method.split.kind:

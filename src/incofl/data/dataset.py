@@ -129,9 +129,9 @@ class Data:
             object.__setattr__(self, "classes", int(train.y.max()) + 1)
         for what, part in (("train", train), ("test", test)):
             _check_structure(what, part, train)
-            if not part.y.is_floating_point() and len(part) and self.classes is not None:
-                if not int(part.y.max()) < self.classes:
-                    raise DataError(f"{what}: a target is {int(part.y.max())}, expected classes below {self.classes}")
+            known = self.classes is not None and len(part) and not part.y.is_floating_point()
+            if known and int(part.y.max()) >= (self.classes or 0):
+                raise DataError(f"{what}: a target is {int(part.y.max())}, expected classes below {self.classes}")
         object.__setattr__(self, "train", train)
         object.__setattr__(self, "test", test)
         object.__setattr__(self, "clients", clients)
@@ -257,7 +257,7 @@ def _natural_clients(train: Examples, clients: Any) -> tuple[Examples, list[Tens
         every = torch.cat(parts)
         if len(every) and not (int(every.min()) >= 0 and int(every.max()) < len(train)):
             raise DataError(f"clients: an index is out of range, expected 0 to {len(train) - 1}")
-        if len(every.unique()) < len(every):
+        if len(set(every.tolist())) < len(every):
             raise DataError("clients: an example has two clients, expected lists of indices that do not overlap")
         return train, parts
     if len(given) != len(train):

@@ -67,7 +67,7 @@ class Backend(Protocol):
         ...
 
     def gather(self, federation: Federation, round: int) -> tuple[Federation, Sequence[int] | None]:
-        """Called before a round: the federation as its clients are now, and those that can be reached (``None``: all)."""
+        """The federation as its clients are before a round, and those that can be reached (``None``: all)."""
         ...
 
     def suffices(self, round: int, stats: RoundStats) -> bool:

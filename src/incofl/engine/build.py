@@ -69,7 +69,8 @@ def build_splitter(config: Config, model: Model, method: Method | None = None) -
 def build_method(config: Config, parts: Parts | None = None) -> Method:
     """The method with the config's options in it."""
     method, aggregate = (parts or find_parts(config)).method, config.aggregate
-    assert aggregate.weighting != "auto" and config.buffers != "auto"  # resolved
+    assert aggregate.weighting != "auto"  # resolved
+    assert config.buffers != "auto"
     server = dataclasses.replace(
         method.server, weighting=aggregate.weighting, precision=aggregate.precision, buffers=config.buffers
     )

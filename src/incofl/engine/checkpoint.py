@@ -98,7 +98,8 @@ def load_checkpoint(path: Path, start: Server, identity: Identity | None = None)
             kept[place].setdefault(table, {})[name] = value
     if {name: tuple(value.shape) for name, value in shared.items()} != dict(start.layout.shapes):
         raise RunError(f"{path}: checkpoint of another model; choose another folder")
-    server = dataclasses.replace(start, shared=shared, private=private, round=header["round"], **kept)
+    server = dataclasses.replace(start, shared=shared, private=private, round=header["round"])
+    server = dataclasses.replace(server, extra=kept["extra"], states=kept["states"])
     return Checkpoint(server, {client: (level, round) for client, level, round in header.get("memories", [])})
 
 

@@ -38,7 +38,7 @@ class Silent:
 
 
 class Lines(Silent):
-    """Prints a line for every round on standard error: what a script or a notebook shows if nothing else is asked for."""
+    """Prints a line for every round on standard error: the default in scripts and notebooks."""
 
     def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
         """Remembers what the lines need."""

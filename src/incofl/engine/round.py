@@ -83,7 +83,7 @@ class RoundStats:
 
 
 # Bound of the norm of a tensor in an upload. The server squares updates (InCo, the norms it records), after it may have
-# multiplied them (FedNova by ratios of normalisers, InCo by theta): the square of 1e4 times this norm is still a float32.
+# multiplied them (FedNova by ratios of normalisers, InCo by theta): 1e4 times this norm, squared, is still a float32.
 LARGEST_NORM = 1e15
 
 

@@ -158,7 +158,7 @@ def layout_of(module: nn.Module) -> torch.memory_format:
 
 
 def computes_channels_last(module: nn.Module, example: Inputs) -> bool:
-    """Whether a module can train and evaluate channels-last; ``x.view(len(x), -1)`` cannot. The module is not changed."""
+    """Whether a module can train and evaluate channels-last; one that uses ``x.view(len(x), -1)`` cannot."""
     trial = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for parameter in trial.parameters():
         nn.init.constant_(parameter, 0.01)  # the same in every process

@@ -56,7 +56,12 @@ class Slot:
 
     def views(self, uploads: TensorBytes) -> Upload:
         """An upload whose tensors lie there."""
-        return Upload(*(uploads.views(specs) for specs in (self.update, self.buffers, self.extra, self.memory)))
+        return Upload(
+            update=uploads.views(self.update),
+            buffers=uploads.views(self.buffers),
+            extra=uploads.views(self.extra),
+            memory=uploads.views(self.memory),
+        )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ class InCo(Mixing, Stateless):
 
     Attributes:
         rule: ``released`` (what the authors' code does), ``algorithm1`` or ``theorem`` of the paper.
-        granularity: ``kernel`` (each k x k kernel of a convolution by itself) or ``tensor``.
+        granularity: ``kernel`` (each k x k kernel of a convolution by itself, as in the authors' code) or ``tensor``
+            (each layer as a whole, as in Algorithm 1 and the theorem of the paper).
         normalise: mix unit vectors and scale by the mean norm; false: the ablation without normalisation.
         optimise: weigh the shallow layer by theta; false: the ablation without optimisation.
         theta_max: bound of the size of theta, or none.

@@ -121,7 +121,7 @@ def find_method(name: str) -> "Method":
 @functools.cache
 def all_options() -> dict[str, Any]:
     """The default options of every method and transform, by the name of their section in a config."""
-    found = {}
+    found: dict[str, Any] = {}
     for base in _BASES:
         for key in ("momentum", "adam", "yogi", *(("inco", "noise") if base in _SHARED else ())):
             found |= METHODS[f"{base}+{key}"].options

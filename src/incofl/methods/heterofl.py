@@ -14,10 +14,10 @@ position over the clients that hold it.
 5. Every convolution, norm and the head follow one rule for the channels they share, so residual additions line up.
 
 Differences: the original network is a pre-activation ResNet18 with another stem, trained with SGD; here both are the
-configured ones. The released code clips the gradient's norm at 1 (``local.max_grad_norm``, off here as in the comparison
-with InCo), measures the statistics on all training images (here on ``eval.measured`` of them, drawn by the seed), can draw
-every client's level anew in each round (here it is fixed), and evaluates the full width only, also with the logits of
-absent classes masked (here every width, never masked). "Has" means at least one example.
+configured ones. The released code clips the gradient's norm at 1 (``local.max_grad_norm``, off here as in the
+comparison with InCo), measures the statistics on all training images (here on ``eval.measured`` of them, drawn by the
+seed), can draw every client's level anew in each round (here it is fixed), and evaluates the full width only, also with
+the logits of absent classes masked (here every width, never masked). "Has" means at least one example.
 """
 
 import dataclasses

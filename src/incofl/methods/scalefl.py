@@ -21,7 +21,7 @@ batches. Its scaler before batch norm, which changes nothing but the effect of e
 blocks behind their exit too, untrained, and evaluates each client on test data of its own; here on the whole test set.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from incofl.client import ClientRule, Local, Setting
-from incofl.errors import ConfigError
+from incofl.errors import ConfigError, LayoutError
 from incofl.inputs import Inputs, call
 from incofl.layout import Layout
 from incofl.method import Method
@@ -87,21 +87,23 @@ class ExitRule(WidthRule):
 
     def extend(self, model: nn.Module, layout: Layout, levels: Levels) -> Layout:
         """Adds an exit for every level but the last, which has the model's own head."""
-        if not hasattr(model, "add_exits"):
+        add_exits: Callable[[tuple[int, ...], int], Layout] | None = getattr(model, "add_exits", None)
+        if add_exits is None:
             raise ConfigError(
                 f"model.name: {type(model).__name__} cannot have early exits, expected a ResNet or a model with a "
                 "method add_exits(positions, convolutions)"
             )
         number = levels if isinstance(levels, int) else len(levels)
-        added: Layout = model.add_exits(exit_positions(len(layout.blocks), number), self.options.head_convs)
-        return added
+        return add_exits(exit_positions(len(layout.blocks), number), self.options.head_convs)
 
     def splitter(self, layout: Layout, kind: Kind, levels: Levels, depth: Depths = "full") -> Splitter:
         """One level for each exit."""
         if depth != "full":
             raise ConfigError(f"split.depth: got {depth!r}, expected none: exits set the depth of a level")
         shares = exit_shares(levels) if isinstance(levels, int) else shares_of(levels)
-        splitter = Splitter(tuple(first_blocks(layout, blocks) for blocks in layout.exits.values()), shares)
+        if len(shares) != len(layout.exits):
+            raise LayoutError(f"split.levels: got {len(shares)} levels, expected {len(layout.exits)}, one per exit")
+        splitter = Splitter(shares, tuple(first_blocks(layout, blocks) for blocks in layout.exits.values()))
         splitter.check_sizes(layout)
         return splitter
 
@@ -115,7 +117,7 @@ def exit_positions(blocks: int, levels: int) -> tuple[int, ...]:
         return (blocks,)
     positions = tuple(round(blocks * (0.4 + 0.6 * level / (levels - 1))) for level in range(levels))
     if len(set(positions)) < levels or positions[0] < 1:
-        raise ConfigError(f"split.levels: got {levels} levels, expected fewer: the model has only {blocks} blocks")
+        raise LayoutError(f"split.levels: got {levels} levels, expected fewer: the model has only {blocks} blocks")
     return positions
 
 

@@ -152,9 +152,14 @@ def _check(name: str, family: Family, options: ModelOptions) -> None:
     for size in typing.get_args(Size):
         if getattr(options, size) is not None and size not in family.options:
             raise ConfigError(f"model.{size}: got {getattr(options, size)}, expected none: {name} has no such option")
-    for key in options.options:
-        raise ConfigError(f"model.options.{key}: {name} has no such option: they are for models of your own")
-    held = "texts" if options.vocabulary else "images"
+    for key, value in options.options.items():
+        raise ConfigError(f"model.options.{key}: got {value!r}, expected none: {name} has no such option")
+    if not isinstance(options.inputs, tuple | dict) and len(options.shape) == (1 if options.vocabulary else 3):
+        held = "texts" if options.vocabulary else "images"
+        fitting = "one for " + held + ": " + ", ".join(n for n, entry in MODELS.items() if entry.input == held)
+    else:
+        held, fitting = "other", "a model of your own"
     if family.input != held:
-        fitting = ", ".join(other for other, entry in MODELS.items() if entry.input == held)
-        raise ConfigError(f"model.name: got {name!r}, which reads {family.input}, expected one for {held}: {fitting}")
+        raise ConfigError(f"model.name: got {name!r}, which reads {family.input}, expected {fitting}")
+    if not options.classes:
+        raise ConfigError(f"model.name: got {name!r}, expected a model of your own: the number of classes is not known")

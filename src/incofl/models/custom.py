@@ -68,24 +68,22 @@ def check_output(name: str, module: nn.Module, example: Inputs, expected: Shape 
 def _arguments(name: str, factory: Factory, options: ModelOptions) -> dict[str, Any]:
     """The arguments that a factory asks for, and the config's ``model.options``; nothing in the config is ignored."""
     try:
-        parameters = inspect.signature(factory).parameters
-        variable = {key: p.kind for key, p in parameters.items() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        takes_any = inspect.Parameter.VAR_KEYWORD in variable.values()
-    except (TypeError, ValueError):  # a class written in C
-        parameters, variable, takes_any = {}, {}, True
-    names = [key for key in parameters if key not in variable]
-    given: dict[str, Any] = {key: getattr(options, key) for key in (*FROM_DATA, *FROM_CONFIG)}
-    given["classes"] = options.classes or None
+        parameters = dict(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):
+        parameters = {}  # of a class written in C
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = {key: p for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    given = {key: getattr(options, key) for key in (*FROM_DATA, *FROM_CONFIG)} | {"classes": options.classes or None}
     for key in FROM_CONFIG:
-        if key not in names and given[key] not in (None, 1.0):
+        if key not in named and given[key] not in (None, 1.0):
             raise ConfigError(f"model.{key}: got {given[key]:g}, but {name} has no parameter {key!r}")
     for key in options.options:
-        if key not in names and not takes_any:
-            hint = nearest(key, names) if names else ""
+        if key not in named and not takes_any:
+            hint = nearest(key, named) if named else ""
             raise ConfigError(f"model.options.{key}: {name} has no parameter {key!r}{hint}")
-    arguments = {key: given[key] for key in names if given.get(key) is not None} | dict(options.options)
-    for key in names:
-        if parameters[key].default is inspect.Parameter.empty and key not in arguments:
+    arguments = {key: given[key] for key in named if given.get(key) is not None} | dict(options.options)
+    for key, parameter in named.items():
+        if parameter.default is parameter.empty and key not in arguments:
             where = f"model.{key}" if key in FROM_CONFIG else f"model.options.{key}"
             raise ConfigError(f"model.name: {name} needs {key!r}: set {where}, or give it a default")
     return arguments

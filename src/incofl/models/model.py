@@ -76,14 +76,9 @@ class Model:
 def as_model(
     module: nn.Module, layout: Layout | None, example: Inputs, *, extend: Extend | None = None, seed: int = 0
 ) -> Model:
-    """Makes a server model of a module with its values, which is not changed.
+    """Makes a server model of a module with its values, which is not changed, and an example batch of its inputs.
 
-    Args:
-        module: any module.
-        layout: its structure; ``None``: it is inferred.
-        example: a batch of inputs.
-        extend: adds layers of a method to a copy of the module; they are initialised from the seed.
-        seed: the seed of those layers.
+    Without a layout it is inferred. Layers that ``extend`` adds to a copy of the module are initialised from the seed.
     """
     layout = layout or Layout.infer(module, map_inputs(lambda x: x[:EXAMPLES], example))
     if extend is not None:
@@ -92,10 +87,12 @@ def as_model(
             module = copy.deepcopy(module)
             layout = extend(module, layout)
     initial = clone(module.state_dict())
-    if wrong := [name for name, shape in layout.shapes.items() if name not in initial or initial[name].shape != shape]:
-        raise LayoutError(f"layout: {wrong[0]!r} of shape {layout.shapes[wrong[0]]} is not in {type(module).__name__}")
-    if missing := initial.keys() - layout.shapes.keys():
-        raise LayoutError(f"layout: {min(missing)!r} of {type(module).__name__} is missing")
+    shapes = {name: tuple(value.shape) for name, value in initial.items()}
+    for name in (*layout.shapes, *shapes):
+        if (says := layout.shapes.get(name)) != (has := shapes.get(name)):
+            raise LayoutError(
+                f"layout: {name!r} has shape {says}, but {has} in the {type(module).__name__} given with it"
+            )
     inputs = map_inputs(lambda x: torch.empty(x.shape[1:], dtype=x.dtype, device="meta"), example)
     return Model(without_values(module), layout, initial, inputs)
 
@@ -116,23 +113,16 @@ def without_values(module: nn.Module) -> nn.Module:
 def try_out(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs, Any]:
     """A copy of a module in evaluation mode, a batch on the same device, and the output.
 
-    The device is meta, which needs no time and no memory, or the CPU if the module cannot run on meta. All parameters
-    require gradients: without them some modules of torch take a fast path that cannot be traced.
+    The device is meta, which needs no time and no memory, or the CPU if the module cannot run on meta.
     """
     with torch.random.fork_rng(devices=[]):
         try:
-            copied, batch = without_values(module).to("meta"), map_inputs(lambda x: x.to("meta"), example)
-            return copied, batch, call(_for_tracing(copied), batch)
+            copied, batch = without_values(module).to("meta").eval(), map_inputs(lambda x: x.to("meta"), example)
+            return copied, batch, call(copied, batch)
         except Exception:  # for example, forward makes a tensor without saying on which device
-            copied = copy.deepcopy(module).cpu()
+            copied = copy.deepcopy(module).cpu().eval()
             batch = map_inputs(lambda x: torch.zeros_like(x, device="cpu") if x.is_meta else x.cpu(), example)
-            return copied, batch, call(_for_tracing(copied), batch)
-
-
-def _for_tracing(module: nn.Module) -> nn.Module:
-    for parameter in module.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
-    return module.eval()
+            return copied, batch, call(copied, batch)
 
 
 def shapes_of(inputs: Inputs) -> object:

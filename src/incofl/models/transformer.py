@@ -62,13 +62,8 @@ def transformer_layout(model: nn.Module, stream: Axis, layers: dict[str, Axes], 
     """The layout of a model with one stream through ``blocks``, ``norm`` and ``head``.
 
     Each block has axes of its own for the heads and for the perceptron. The counterpart of the second norm's scale is
-    that of the first norm, as in the paper's released code for ViTs.
-
-    Args:
-        model: the model.
-        stream: the axis of its stream.
-        layers: outputs and inputs of the layers before the blocks.
-        tokens: axes of parameters outside of layers.
+    that of the first norm, as in the paper's released code for ViTs. The caller gives the outputs and inputs of other
+    ``layers``, and the axes of ``tokens``, which are parameters outside of layers.
     """
     classes = Axis("classes", len(model.get_parameter("head.bias")), fixed=True)
     layers = layers | {"norm": (stream,), "head": (classes, stream)}

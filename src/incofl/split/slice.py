@@ -21,8 +21,8 @@ WHOLE = slice(None)
 class Slice:
     """Index maps for each tensor that a client holds; a name that is absent is not held.
 
-    ``take`` and ``put`` are adjoint: ``<take(x), y> = <x, put(y)>``. Names in ``frozen`` are held but never change: they
-    are no part of an update, an upload or a round's traffic.
+    ``take`` and ``put`` are adjoint: ``<take(x), y> = <x, put(y)>``. Names in ``frozen`` are held but never change:
+    they are no part of an update, an upload or a round's traffic.
     """
 
     index: Mapping[str, tuple[Index, ...]]

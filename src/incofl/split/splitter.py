@@ -29,13 +29,13 @@ class Splitter:
     """Cuts the slices of all levels.
 
     Attributes:
-        depths: for each level, the number of blocks kept in each stage.
         shares: for each level, the share of the channels kept of each axis.
+        depths: for each level, the number of blocks kept in each stage.
         window: where these channels lie.
     """
 
-    depths: tuple[Depth, ...]
     shares: tuple[float, ...]
+    depths: tuple[Depth, ...]
     window: Window = "prefix"
 
     @property
@@ -129,7 +129,7 @@ def make_splitter(
         if not layout.stages:
             raise LayoutError(f"split.kind: got {kind!r}, expected 'hetero': the model has no repeated blocks")
         depths = _stage_depths(layout, levels, "split.levels") if kind == "stage" else _layer_depths(layout, levels)
-        splitter = Splitter(depths, (1.0,) * len(depths))
+        splitter = Splitter((1.0,) * len(depths), depths)
     splitter.check_sizes(layout)
     return splitter
 
@@ -145,7 +145,7 @@ def _width_splitter(layout: Layout, shares: tuple[float, ...], depth: Depths, wi
         depths = _stage_depths(layout, depth, "split.depth")
     if len(depths) != len(shares):
         raise LayoutError(f"split.depth: got {len(depths)} entries, expected {len(shares)}, one per level")
-    return Splitter(depths, shares, window)
+    return Splitter(shares, depths, window)
 
 
 def shares_of(levels: Levels) -> tuple[float, ...]:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from incofl.analysis.findings import Options
-from incofl.analysis.runs import Run
+from incofl.analysis.analyze import Options
+from incofl.analysis.runs import RecordedRun
 from incofl.analysis.similarity import similarity
-from incofl.analysis.updates import layers, shallow_smoother, update_rounds
+from incofl.analysis.updates import layers, shallow_smoother
 from incofl.engine.checkpoint import write_json
 from incofl.engine.run_folder import environment
 from incofl.statistics import correlation, paired, tail_mean
@@ -57,17 +57,17 @@ class Case:
 
 def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], None]) -> Case:
     """Analyses one run, or reads what an earlier call found."""
-    run = Run.open(folder)
+    run = RecordedRun.open(folder)
     path = folder / "analysis" / "case.json"
     key = {"version": VERSION, "round": run.recorded[-1], "history": HISTORY}
     known = json.loads(path.read_text()) if path.exists() else {}
     if not key.items() <= known.items():
         found = similarity(run, Options(history=HISTORY, watch=watch))
-        pairs = shallow_smoother(layers(run, update_rounds(run)), "roughness").pairs
+        pairs = shallow_smoother(layers(run), "roughness").pairs
         known = key | {
             "cka": [float(value) for value in found.mean_by_depth if value is not None],
             "debiased": [float(value) for value in found.debiased_by_depth if value is not None],
-            "correlation": found.correlation[found.points[-1]]["pearson"],
+            "correlation": found.correlation[found.points[-1]].pearson,
             "smoother": pairs.share,
             "pairs": pairs.wins + pairs.losses,
         }

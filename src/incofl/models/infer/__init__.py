@@ -55,7 +55,7 @@ def _one_axis_each(traced: Trace) -> None:
     for dims in traced.entries.values():
         for dim in dims:
             free = [atom for atom in leaves(dim) if atom.whole is None]
-            hold(free[1:], "it lies along one dimension with another axis, or twice")
+            hold(free[1:], reason="it lies along one dimension with another axis, or twice")
 
 
 def _name(module: nn.Module, traced: Trace) -> tuple[dict[str, Axes], dict[str, Atom], dict[str, str]]:
@@ -85,8 +85,9 @@ def _name(module: nn.Module, traced: Trace) -> tuple[dict[str, Axes], dict[str, 
         atoms.setdefault(name, factors[free])
         return Axis(name, factors[free].size, copies=length(factors[:free]), unit=length(factors[free + 1 :]))
 
-    entries = {entry: traced.entries[entry] for entry in module.state_dict() if entry in traced.entries}
-    return {entry: tuple(axis(entry, dim) for dim in dims) for entry, dims in entries.items()}, atoms, reasons
+    entries = [entry for entry in module.state_dict() if entry in traced.entries]
+    axes = {entry: tuple(axis(entry, dim) for dim in traced.entries[entry]) for entry in entries}
+    return axes, atoms, reasons
 
 
 def _class_dim(traced: Trace) -> list[Dim]:

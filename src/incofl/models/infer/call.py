@@ -44,9 +44,9 @@ class Call:
         lists = [given if isinstance(given, list | tuple) else [given] for given in self.arguments.values()]
         return [value for given in lists for value in given if isinstance(value, Value)]
 
-    def hold(self, dim: Dim, what: str = "depends on its positions") -> None:
-        """Holds a dimension whole because of this call."""
-        hold(dim, f"{self.name} in {self.where} {what}")
+    def hold(self, *dims: Dim, what: str = "depends on its positions") -> None:
+        """Holds dimensions whole because of this call."""
+        hold(*dims, reason=f"{self.name} in {self.where} {what}")
 
 
 Rule = Callable[[Call], Dims | list[Dims]]
@@ -54,7 +54,5 @@ Rule = Callable[[Call], Dims | list[Dims]]
 
 def opaque(call: Call) -> list[Dims]:
     """An operator without a rule: everything that it touches is held whole, which is always safe."""
-    for value in call.values:
-        for dim in value.dims:
-            call.hold(dim, "has no rule")
+    call.hold(*(dim for value in call.values for dim in value.dims), what="has no rule")
     return [news(shape, OBVIOUS) for shape in call.shapes]

@@ -46,9 +46,9 @@ def length(dim: Dim) -> int:
     return math.prod(atom.size for atom in dim)
 
 
-def hold(dim: Iterable[Atom], reason: str = OBVIOUS) -> None:
-    """Holds atoms whole from now on; the first reason is kept."""
-    for atom in leaves(dim):
+def hold(*dims: Iterable[Atom], reason: str = OBVIOUS) -> None:
+    """Holds dimensions whole from now on; the first reason is kept."""
+    for atom in leaves(atom for dim in dims for atom in dim):
         if atom.whole is None:
             atom.whole = reason
 
@@ -73,8 +73,14 @@ def unify(a: Dim, b: Dim) -> None:
             right.extend(_split(y, x.size)[::-1])
             left.append(x)
         else:
-            hold([x, y, *left, *right], f"lengths {length(leaves(a))} are divided in two ways that do not agree")
+            hold([x, y, *left, *right], reason=f"lengths {length(a)} are divided in two ways that do not agree")
             return
+
+
+def unify_all(a: Dims, b: Dims) -> None:
+    """Makes dimensions the same, pair by pair."""
+    for one, other in zip(a, b, strict=True):
+        unify(one, other)
 
 
 def reshape(dims: Dims, shape: Sequence[int]) -> Dims:
@@ -93,7 +99,7 @@ def reshape(dims: Dims, shape: Sequence[int]) -> Dims:
             elif atom.size % size == 0:
                 rest.extend(_split(atom, size)[::-1])
             else:
-                hold([a for dim in dims for a in dim], f"a view to {list(shape)} does not keep its units together")
+                hold(*dims, reason=f"a view to {list(shape)} does not keep its units together")
                 return news(shape, OBVIOUS)
         result.append(tuple(taken))
     return tuple(result)

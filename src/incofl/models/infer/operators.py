@@ -4,7 +4,7 @@ import torch
 
 from incofl.models.infer import views
 from incofl.models.infer.call import Call, Rule, Value, opaque
-from incofl.models.infer.dims import OBVIOUS, Dim, Dims, hold, leaves, length, new, news, reshape, unify
+from incofl.models.infer.dims import OBVIOUS, Dim, Dims, hold, length, new, news, reshape, unify, unify_all
 
 HEAD = "the scale of an attention depends on it"
 
@@ -26,8 +26,7 @@ def ordered(call: Call) -> Dims:
     """Positions of some dimensions depend on each other: softmax, running sums, flips."""
     value = call.values[0]
     which = call["dims"] if call["dim"] is None else [call["dim"]]
-    for at in which or range(len(value)):
-        call.hold(value[at])
+    call.hold(*(value[at] for at in which or range(len(value))))
     return value.dims
 
 
@@ -37,8 +36,7 @@ def reduction(call: Call) -> list[Dims]:
     which = [dim] if isinstance(dim, int) else dim or range(len(value))
     gone = {at % len(value) for at in which}
     if len(call.shapes) > 1 or call.name in ("aten.argmax", "aten.argmin"):  # where the largest is, too
-        for at in gone:
-            call.hold(value[at])
+        call.hold(*(value[at] for at in gone))
     kept = [() if at in gone else dim for at, dim in enumerate(value.dims) if at not in gone or call["keepdim"]]
     return [tuple(kept)] * len(call.shapes)
 
@@ -57,18 +55,16 @@ def convolution(call: Call) -> Dims:
     x, weight, groups = call["input"], call["weight"], call["groups"]
     transposed = "transpose" in call.name
     spatial = len(weight) - 2
-    for dim in weight.dims[2:]:
-        hold(dim)
+    hold(*weight.dims[2:])
     outputs, inputs = (weight[1], weight[0]) if transposed else (weight[0], weight[1])
     channels = x[-1 - spatial]
     if groups == 1:
         unify(channels, inputs)
-    elif not transposed and length(leaves(inputs)) == 1:
-        each = length(leaves(outputs)) // groups  # filters per channel, next to each other
+    elif not transposed and length(inputs) == 1:
+        each = length(outputs) // groups  # filters per channel, next to each other
         unify((*channels, *new(each, OBVIOUS)), outputs)
     else:
-        for dim in (channels, *weight.dims):
-            call.hold(dim, "has groups")
+        call.hold(channels, *weight.dims, what="has groups")
         outputs = new(call.shape[-1 - spatial], OBVIOUS)
     if call["bias"] is not None:
         unify(call["bias"][0], outputs)
@@ -79,8 +75,7 @@ def pooling(call: Call) -> list[Dims]:
     """Pixels, or positions of a sequence, become fewer or more; how many dimensions of them is in the name."""
     spatial = int(next(letter for letter in call.name if letter.isdigit()))
     x = call.values[0]
-    for dim in x.dims[-spatial:]:
-        call.hold(dim)
+    call.hold(*x.dims[-spatial:])
     return [(*x.dims[:-spatial], *news(shape[-spatial:], OBVIOUS)) for shape in call.shapes]
 
 
@@ -95,8 +90,8 @@ def channel_norm(call: Call) -> Dims:
 def group_norm(call: Call) -> Dims:
     """The number of groups stays, so each group loses the same channels."""
     channels, groups = call.values[0][1], call["num_groups"]
-    outer, _ = reshape((channels,), (groups, length(leaves(channels)) // groups))
-    call.hold(outer, "has a fixed number of groups")
+    outer, _ = reshape((channels,), (groups, length(channels) // groups))
+    call.hold(outer, what="has a fixed number of groups")
     return channel_norm(call)
 
 
@@ -104,8 +99,7 @@ def last_norm(call: Call) -> Dims:
     """Layer and RMS norms: the last dimensions are those of the weights."""
     x, *others = call.values
     for value in others:
-        for a, b in zip(x.dims[-len(value) :], value.dims, strict=True):
-            unify(a, b)
+        unify_all(x.dims[-len(value) :], value.dims)
     return x.dims
 
 
@@ -119,15 +113,13 @@ def embedding(call: Call) -> Dims:
 def attention(call: Call) -> Dims:
     """Heads of queries, keys and values agree; their width is whole."""
     q, k, v, mask = call["query"], call["key"], call["value"], call["attn_mask"]
-    hold((*q[-1], *k[-1], *v[-1]), HEAD)
+    hold(q[-1], k[-1], v[-1], reason=HEAD)
     unify(q[-1], k[-1])
-    unify(k[-2], v[-2])
-    for a, b in zip(k.dims[:-2], v.dims[:-2], strict=True):
-        unify(a, b)
+    unify_all(k.dims[:-1], v.dims[:-1])
     for a, b in zip(q.dims[:-2], k.dims[:-2], strict=True):
-        if (many := length(leaves(a))) != (few := length(leaves(b))):  # heads that share keys and values
+        if (many := length(a)) != (few := length(b)):  # heads that share keys and values
             a, shared = reshape((a,), (few, many // few))
-            call.hold(shared, "shares keys between heads")
+            call.hold(shared, what="shares keys between heads")
         unify(a, b)
     if mask is not None:
         _spread(mask.dims, [*q.dims[:-1], k[-2]])
@@ -139,7 +131,7 @@ def product(call: Call) -> Dims:
     *bias, a, b = call.values
     unify(a[-1], b[-2 if len(b) > 1 else 0])
     if not (a.learned or b.learned):
-        hold(a[-1], HEAD)
+        hold(a[-1], reason=HEAD)
     rows = [a[-2]] if len(a) > 1 else []
     columns = [b[-1]] if len(b) > 1 else []
     dims: list[Dim] = [()] * (len(call.shape) - len(rows) - len(columns))
@@ -162,8 +154,7 @@ def einsum(call: Call) -> Dims | list[Dims]:
         for letter, dim in zip(word, value.dims, strict=True):
             unify(letters.setdefault(letter, dim), dim)
     if sum(not value.learned for value in call.values) > 1:
-        for letter in letters.keys() - set(right):
-            hold(letters[letter], HEAD)
+        hold(*(dim for letter, dim in letters.items() if letter not in right), reason=HEAD)
     return tuple(letters[letter] for letter in right)
 
 
@@ -175,7 +166,7 @@ def recurrent(call: Call) -> Dims | list[Dims]:
     x, states = call["input"], call["hx"]
     states = states if isinstance(states, list | tuple) else [states]
     hidden = states[0][-1]
-    if any(length(leaves(state[-1])) != length(leaves(hidden)) for state in states):
+    if any(length(state[-1]) != length(hidden) for state in states):
         return opaque(call)  # a projected state
     ways = 2 if call["bidirectional"] else 1
     per_layer = (4 if call["has_biases"] else 2) * ways
@@ -187,7 +178,7 @@ def recurrent(call: Call) -> Dims | list[Dims]:
                 inputs = (*new(ways, OBVIOUS), *hidden)
             unify(value[1], inputs if at % (per_layer // ways) == 0 else hidden)
     for state in states:
-        hold((*state[0], *state[1]))
+        hold(state[0], state[1])
         unify(state[-1], hidden)
     output = (*x.dims[:-1], (*new(ways, OBVIOUS), *hidden))
     return [output, *[state.dims for state in states]]
@@ -206,7 +197,7 @@ def listed(call: Call) -> Dims:
 def triangle(call: Call) -> Dims:
     """A mask of positions."""
     value: Value = call["self"]
-    hold((*value[-1], *value[-2]))
+    hold(value[-1], value[-2])
     return value.dims
 
 
@@ -223,11 +214,8 @@ def find_rule(target: torch._ops.OpOverload) -> Rule:
 def _spread(dims: Dims, over: list[Dim]) -> None:
     """Broadcasts dimensions over others, from the last; those of length 1 take the others' length."""
     for at in range(1, 1 + len(dims)):
-        if leaves(dims[-at]):
-            if leaves(over[-at]):
-                unify(dims[-at], over[-at])
-            else:
-                over[-at] = dims[-at]
+        unify(dims[-at], over[-at])
+        over[-at] = over[-at] or dims[-at]
 
 
 NAMES: dict[Rule, str] = {

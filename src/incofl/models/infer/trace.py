@@ -1,7 +1,11 @@
 """From a module to the dimensions of all tensors that it computes with."""
 
+import contextlib
+import io
+import logging
 import operator
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +16,7 @@ from torch.fx import Graph, Node
 from incofl.errors import LayoutError
 from incofl.inputs import Inputs
 from incofl.models.infer.call import Call, Value, opaque
-from incofl.models.infer.dims import OBVIOUS, Dims, hold, leaves, length, news
+from incofl.models.infer.dims import OBVIOUS, Dims, hold, length, news
 from incofl.models.infer.operators import find_rule
 
 Results = dict[Node, list[Value]]
@@ -33,14 +37,25 @@ def export(module: nn.Module, example: Inputs) -> torch.export.ExportedProgram:
     args = () if isinstance(example, dict) else example if isinstance(example, tuple) else (example,)
     kwargs = example if isinstance(example, dict) else None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are about running the exported program
+        with _quiet():
             return torch.export.export(module, args, kwargs, strict=False)
     except Exception as problem:
         raise LayoutError(
             f"layout: torch.export cannot follow {type(module).__name__} ({first_line(problem)}); write its Layout by "
             "hand"
         ) from problem
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drops what torch prints, logs and warns about while it exports: an error of ours says it in one line."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(level)
 
 
 def trace(module: nn.Module, example: Inputs) -> Trace:
@@ -94,7 +109,7 @@ def _apply(node: Node, results: Results) -> list[Value]:
     learned = bool(call.values) and all(value.learned for value in call.values)
     found = find_rule(node.target)(call)
     many = found if isinstance(found, list) else [found]
-    if any(shape != tuple(length(leaves(d)) for d in dims) for shape, dims in zip(call.shapes, many, strict=False)):
+    if any(shape != tuple(length(d) for d in dims) for shape, dims in zip(call.shapes, many, strict=False)):
         many = opaque(call)  # the rule is for another overload, such as the largest element instead of the larger one
     return [Value(dims, learned) for dims in many]
 
@@ -108,8 +123,7 @@ def _output(module: nn.Module, node: Node, results: Results) -> Dims:
             "(batch, classes, length) or another tensor with one row for each example"
         )
     output = results[given][0].dims
-    for dim in output:
-        hold(dim)
+    hold(*output)
     return output
 
 

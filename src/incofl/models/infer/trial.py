@@ -12,8 +12,8 @@ from incofl.layout import Layout
 from incofl.models.infer.dims import Atom, Dims, leaves, length
 from incofl.models.infer.trace import Trace, export, first_line, shapes_of, where
 from incofl.split.slice import cut
+from incofl.split.splitter import kept
 from incofl.split.submodel import Skip, submodel
-from incofl.split.width import kept
 
 SHARE = 0.5  # of the units that a trial keeps
 
@@ -52,7 +52,7 @@ def rigid_axes(
     First the module must run with narrower axes, which finds sizes that it remembers. Then every tensor on the way must
     have the shape that follows from the axes, which finds a view that divides fewer channels among as many heads.
     """
-    shape = [length(leaves(dim)) for dim in trace.output]
+    shape = [length(dim) for dim in trace.output]
     fine: list[str] = []
     rigid: dict[str, str] = {}
 

@@ -6,7 +6,7 @@ import itertools
 import torch
 
 from incofl.models.infer.call import Call, Value, opaque
-from incofl.models.infer.dims import OBVIOUS, Dims, leaves, length, new, news, reshape, unify
+from incofl.models.infer.dims import OBVIOUS, Dims, leaves, length, new, news, reshape, unify_all
 
 
 def view(call: Call) -> Dims:
@@ -28,8 +28,7 @@ def expand(call: Call) -> Dims:
     dims = call["self"].dims
     aligned = [()] * (len(call.shape) - len(dims)) + list(dims)
     return tuple(
-        dim if length(leaves(dim)) == size else new(size, OBVIOUS)
-        for dim, size in zip(aligned, call.shape, strict=True)
+        dim if length(dim) == size else new(size, OBVIOUS) for dim, size in zip(aligned, call.shape, strict=True)
     )
 
 
@@ -60,7 +59,7 @@ def resize(call: Call) -> Dims:
     """A range of positions, or more of them: dimensions whose length changes cannot be narrowed."""
     dims = list(call["self"].dims)
     for at, size in enumerate(call.shape):
-        if length(leaves(dims[at])) != size:
+        if length(dims[at]) != size:
             call.hold(dims[at])
             dims[at] = new(size, OBVIOUS)
     return tuple(dims)
@@ -95,8 +94,7 @@ def joint(call: Call) -> Dims:
     if along[0] and all(dim == along[0] for dim in along):
         joined = (*new(len(along), OBVIOUS), *along[0])
     else:
-        for dim in along:
-            call.hold(dim, "puts unlike widths side by side")
+        call.hold(*along, what="puts unlike widths side by side")
         joined = new(call.shape[at], OBVIOUS)
     return (*dims[:at], joined, *dims[at + 1 :])
 
@@ -112,8 +110,7 @@ def lookup(call: Call) -> Dims:
     """Advanced indexing: dimensions with an index are replaced by those of the indices."""
     value: Value = call["self"]
     at = [dim for dim, index in enumerate(call["indices"]) if index is not None]
-    for dim in at:
-        call.hold(value[dim])
+    call.hold(*(value[dim] for dim in at))
     others = [dim for number, dim in enumerate(value.dims) if number not in at]
     rank = len(call.shape) - len(others)
     first = at[0] if at[-1] - at[0] == len(at) - 1 else 0  # as in torch and numpy
@@ -122,6 +119,5 @@ def lookup(call: Call) -> Dims:
 
 def _agree(all_dims: list[Dims]) -> Dims:
     for one, other in itertools.pairwise(all_dims):
-        for a, b in zip(one, other, strict=True):
-            unify(a, b)
+        unify_all(one, other)
     return all_dims[0]

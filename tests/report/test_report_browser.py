@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from incofl.analysis.report import write_report
 from incofl.engine.run import run
+from incofl.report.page import write_report
 from tests.browser import CHROMIUM, Browser
 from tests.federations import tiny_config
 
@@ -110,11 +110,12 @@ def test_it_loads_and_draws(browser: Browser) -> None:
         """[...document.querySelectorAll(".plot")].map(plot => [plot.id, plot.data[0].type,
             Math.max(0, ...[...plot.querySelectorAll(".js-line, .point path, .points path")]
                 .map(path => path.getAttribute("d")?.length ?? 0)),
-            plot.querySelectorAll(".heatmaplayer image").length])"""
+            (Plotly.validate(plot.data, plot.layout) ?? []).map(problem => problem.msg)])"""
     )
     assert len(drawn) > 15
-    for name, kind, longest, images in drawn:
-        assert images == 1 if kind == "heatmap" else longest > 10, name
+    for name, _, longest, problems in drawn:
+        assert longest > 10, name
+        assert problems == [], name
     lines = browser.evaluate('document.querySelectorAll("#figure-accuracy-0 .js-line").length')
     assert lines == 4  # heteroavg, two seeds of incoavg, and their mean
     path = browser.evaluate('document.querySelector("#figure-accuracy-0 .js-line").getAttribute("d")')

@@ -15,31 +15,54 @@
   probe.hidden = true;
   let known = {};
   const colour = name => known[name] ??= (probe.style.color = `var(${name})`, getComputedStyle(probe).color);
-  const dressed = value =>
-    typeof value === "string" ? (value === "--diverging" ? diverging() : value.startsWith("--") ? colour(value) : value)
-    : Array.isArray(value) ? value.map(dressed)
-    : value && typeof value === "object" ? Object.fromEntries(Object.entries(value).map(([k, v]) => [k, dressed(v)]))
-    : value;
-  const diverging = () => [[0, "#2166ac"], [0.5, colour("--surface")], [1, "#d6604d"]];
+  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+  const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "cross", "star"];
+  const PATTERNS = ["", "/", ".", "x", "\\", "-", "+"];
+  const MARKED = 30; // points of a curve that are marked; more would hide the line
+  const si = { tickformat: "~s", hoverformat: ".3s", rangemode: "tozero" };
+  const formats = {
+    number: { hoverformat: ".3~g", rangemode: "tozero" }, count: si, bytes: { ...si, ticksuffix: "B" },
+    percent: { tickformat: "~%", hoverformat: ".1%" },
+  };
+  const of = (list, at) => list[((at % list.length) + list.length) % list.length];
 
-  function axis(own) {
-    return {
-      automargin: true, gridcolor: colour("--grid"), linecolor: colour("--rule"), zerolinecolor: colour("--rule"),
-      tickcolor: colour("--rule"), showline: true, ...dressed(own),
-      title: { standoff: 8, font: { size: 13 }, ...own?.title },
-    };
+  // Colour, dash, marker and pattern of a curve: it is told from others by any of them.
+  function trace({ name, look, x, y, half, thin }, kind) {
+    const color = colour(look < 0 ? "--bad" : `--c${look % 7}`);
+    if (kind === "bars") {
+      const pattern = { shape: of(PATTERNS, look), fillmode: "overlay", fgcolor: colour("--surface"), size: 7, solidity: 0.25 };
+      const error_y = half ? { type: "data", array: half, color: colour("--text"), thickness: 1.4, width: 4 } : {};
+      return { type: "bar", name, x, y, marker: { color, pattern }, error_y };
+    }
+    const made = { type: "scatter", name, x, y };
+    if (thin) return { ...made, mode: "lines", line: { color, width: 1 }, opacity: 0.4, hoverinfo: "skip", showlegend: false };
+    const marker = { color, symbol: of(SYMBOLS, look), size: 6 };
+    if (kind === "dots") {
+      const cross = { color, symbol: "x-thin", size: 10, line: { width: 2.5, color } };
+      return { ...made, mode: "markers", marker: look < 0 ? cross : marker, hovertemplate: "round %{x}, client %{y}" };
+    }
+    return { ...made, mode: x.length <= MARKED ? "lines+markers" : "lines", marker, line: { color, dash: of(DASHES, look), width: 2.4 } };
   }
 
-  function draw({ plot, data, layout, height }) {
-    const shown = data.filter(trace => !hidden.has(trace.meta?.group));
+  const axis = (text, format) => ({
+    automargin: true, gridcolor: colour("--grid"), linecolor: colour("--rule"), zerolinecolor: colour("--rule"),
+    tickcolor: colour("--rule"), showline: true, title: { standoff: 8, font: { size: 13 }, text }, ...format,
+  });
+
+  function draw({ plot, curves, y, height, range, levels, figure: { kind, unit, x } }) {
+    const shown = curves.filter(curve => !hidden.has(curve.group));
     const text = { color: colour("--text"), family: getComputedStyle(document.body).fontFamily };
     const legend = { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 }, bgcolor: "rgba(0,0,0,0)" };
     const label = { bgcolor: colour("--surface"), bordercolor: colour("--muted"), font: { ...text, size: 13 }, namelength: -1 };
-    return Plotly.react(plot, dressed(shown), {
-      showlegend: false, dragmode: coarse ? false : "zoom", bargap: 0.25, ...dressed(layout),
+    const along = kind === "bars" ? { type: "category", categoryorder: "array", categoryarray: levels }
+      : x === "bytes" ? formats.bytes : { hoverformat: "d" };
+    const upward = kind === "dots" ? { zeroline: false } : { ...formats[unit], ...(range ? { range } : {}) };
+    return Plotly.react(plot, shown.map(curve => trace(curve, kind)), {
+      showlegend: curves.length > 1 && curves.every(curve => curve.group === null), bargap: 0.25, barmode: "group",
+      dragmode: coarse ? false : "zoom", hovermode: kind === "lines" && x === "round" ? "x unified" : "closest",
       width: plot.clientWidth, height, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 8, r: 8, t: 12, b: 8, pad: 0 }, font: { ...text, size: 12 }, hoverlabel: label,
-      xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis), legend,
+      xaxis: axis(kind === "bars" ? "" : x, along), yaxis: axis(y, upward), legend,
     }, { displayModeBar: false, doubleClick: "reset", showTips: false });
   }
 
@@ -115,7 +138,7 @@
       const count = Math.max(...main.map(trace => trace.x.length));
       at = (at + step + count) % count;
       const points = plot.data.flatMap((trace, curveNumber) =>
-        main.includes(trace) && at < trace.x.length && trace.type !== "heatmap" ? [{ curveNumber, pointNumber: at }] : []);
+        main.includes(trace) && at < trace.x.length ? [{ curveNumber, pointNumber: at }] : []);
       if (points.length) Plotly.Fx.hover(plot, points);
       live.textContent = main.filter(trace => at < trace.x.length && trace.y)
         .map(trace => `${trace.name}, ${trace.x[at]}: ${trace.y[at]}`).join("; ");
@@ -136,31 +159,24 @@
     : unit === "bytes" ? value.toLocaleString("en")
     : String(Number(value.toPrecision(5)));
 
-  function rowsOf(panel, figure) {
-    const x = panel.layout.xaxis?.title?.text ?? "";
-    const { data } = panel;
-    if (figure.table === "matrix") {
-      const [map] = data;
-      return [["", ...map.x], ...map.y.map((y, i) => [y, ...map.z[i].map(v => say(v, figure.unit))])];
+  function rowsOf({ curves, y, levels }, { kind, unit, x }) {
+    if (kind === "lines" && x !== "round") {
+      const points = curves.flatMap(c => c.x.map((v, i) => [c.name, say(v), say(c.y[i], unit)]));
+      return [["run", x, y], ...points];
     }
-    if (figure.table === "long") {
-      const points = data.flatMap(t => t.x.map((v, i) => [t.name, say(v), say(t.y[i], figure.unit)]));
-      return [["run", x, panel.layout.yaxis?.title?.text ?? ""], ...points];
-    }
-    const all = [...new Set(data.flatMap(trace => trace.x))];
-    if (all.every(v => typeof v === "number")) all.sort((a, b) => a - b);
-    const columns = data.map(trace => {
+    const all = kind === "bars" ? levels : [...new Set(curves.flatMap(c => c.x))].sort((a, b) => a - b);
+    const columns = curves.map(curve => {
       const values = new Map();
-      trace.x.forEach((v, i) => values.set(v, [...(values.get(v) ?? []), say(trace.y[i], figure.unit)]));
+      curve.x.forEach((v, i) => values.set(v, [...(values.get(v) ?? []), say(curve.y[i], unit)]));
       return values;
     });
-    return [[x, ...data.map(trace => trace.name)], ...all.map(v => [v, ...columns.map(c => (c.get(v) ?? []).join(", "))])];
+    return [[x, ...curves.map(c => c.name)], ...all.map(v => [v, ...columns.map(c => (c.get(v) ?? []).join(", "))])];
   }
 
   function table(panel, figure) {
     const [head, ...body] = rowsOf(panel, figure);
     const made = document.createElement("table");
-    made.createCaption().textContent = panel.title || panel.layout.yaxis?.title?.text || figure.title;
+    made.createCaption().textContent = panel.title || panel.y;
     made.createTHead().insertRow().append(...head.map(text => cell("th", text, "col")));
     const rows = made.createTBody();
     for (const [first, ...rest] of body) rows.insertRow().append(cell("th", first, "row"), ...rest.map(v => cell("td", v)));

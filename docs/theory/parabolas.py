@@ -1,4 +1,4 @@
-"""A federation of noisy parabolas, on which the bounds of ``theory`` can be held against exact expectations.
+"""A federation of noisy parabolas, on which the bounds of ``bounds.py`` are checked against exact expectations.
 
 A client has L_i(w) = (w - a_i)' H_i (w - a_i) / 2 for w = (w_0, w_k), a shallow and a deep layer of one shape, and
 stochastic gradients H_i (w - a_i) + xi with Gaussian xi of covariance C. Steps are linear in w, so mean and covariance
@@ -6,7 +6,7 @@ of w, and with them every expected loss, follow without sampling. All constants 
 of H_i, sigma^2 the trace of C, Gamma the trace of its block between the layers. rho^2 is the largest mean square of a
 stochastic gradient on the way.
 
-``python -m incofl.analysis.toy`` prints the table of docs/theory.md.
+Run ``python docs/theory/parabolas.py`` to print the table of docs/theory.md.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from bounds import Assumptions, largest_lr, round_drift
 from numpy.typing import NDArray
-
-from incofl.analysis.theory import Assumptions, largest_lr, round_drift
 
 Array = NDArray[np.float64]
 

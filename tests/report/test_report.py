@@ -1,7 +1,10 @@
 """The report: what is on the page, from hand-made records and from real runs."""
 
+import base64
 import json
 import re
+import shutil
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -9,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from incofl.analysis.report import make_page, write_report
-from incofl.analysis.report_figures import accuracy, by_level, thinned
-from incofl.analysis.report_fleet import cohorts
-from incofl.analysis.report_layers import coefficients, similarity
-from incofl.analysis.report_runs import read_groups
-from incofl.analysis.report_traffic import communication
-from incofl.engine.records import RunFolder
+from incofl.engine.run_folder import RunFolder
 from incofl.engine.run import run
+from incofl.report import tables
+from incofl.report.figures import accuracy_by_bytes, by_level, cohorts, of_section, thinned
+from incofl.report.page import make_page, write_report
+from incofl.report.runs import read_groups
 from tests.federations import tiny_config
 from tests.shell import Shell
 
@@ -68,8 +69,8 @@ def test_one_run(runs: Path, tmp_path: Path) -> None:
     environment = json.loads((runs / "incoavg-s0" / "environment.json").read_text())
     assert environment["torch"] in text
     ids = {figure["id"] for figure in figures_of(page)}
-    assert ids >= {"accuracy", "loss", "levels", "levels-last-ten", "theta", "beta", "inco-0", "bytes", "bytes-total"}
-    assert ids >= {"accuracy-bytes", "seconds", "sizes", "cohorts"}
+    assert ids >= {"accuracy", "loss", "levels", "levels-last-ten", "theta", "beta", "norm-deep", "norm-shallow"}
+    assert ids >= {"bytes", "bytes-total", "accuracy-bytes", "seconds", "sizes", "cohorts"}
     assert "incofl analyze RUN" in text
 
 
@@ -93,19 +94,73 @@ def test_a_comparison_is_grouped_by_config(runs: Path) -> None:
     assert len(page.encode()) < LIMIT
     text = markup(page)
     assert re.findall(r'data-group="(\d)">.*?</svg>(\w+)<', text) == [("0", "heteroavg"), ("1", "incoavg")]
+    assert "mean ± half width of the 95 % confidence interval" in text
     assert '<th scope="row">seed</th><td class="text">0</td><td class="text">0, 1</td>' in text
     assert '<th scope="row">method</th><td class="text">heteroavg</td><td class="text">incoavg</td>' in text
 
 
-def test_every_figure_is_one_that_plotly_knows(runs: Path) -> None:
-    """Names of attributes are checked by plotly itself, with colours in place of the page's variables."""
+def drawn(page: str, folder: Path) -> dict[str, Any]:
+    """What the page's own script asks plotly.js to draw, and the tables that it makes of the figures."""
+    if shutil.which("node") is None:
+        pytest.skip("no node on this machine")
+    (folder / "drawn.html").write_text(page)
+    command = ["node", str(Path(__file__).with_name("draw.js")), str(folder / "drawn.html")]
+    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+def test_every_figure_is_one_that_plotly_knows(runs: Path, tmp_path: Path) -> None:
+    """Names of attributes are checked by plotly itself."""
     objects = pytest.importorskip("plotly.graph_objects")
-    page = make_page(read_groups([runs])).replace('"--diverging"', '"RdBu"')
-    for figure in figures_of(re.sub(r'"--[a-z0-9]+"', '"#123456"', page)):
-        for panel in figure["panels"]:
-            objects.Figure(data=panel["data"], layout=panel["layout"])
+    page = make_page(read_groups([runs]))
+    plots = drawn(page, tmp_path)["drawn"]
+    for figure in figures_of(page):
+        for at, panel in enumerate(figure["panels"]):
+            plot = plots[f"figure-{figure['id']}-{at}"]
+            objects.Figure(data=plot["data"], layout=plot["layout"])
+            assert [trace["y"] for trace in plot["data"]] == [curve["y"] for curve in panel["curves"]]
         assert len(figure["alt"]) > 20
         assert figure["caption"]
+
+
+def test_looks_and_axes_of_the_figures(runs: Path, tmp_path: Path) -> None:
+    found = drawn(make_page(read_groups([runs])), tmp_path)
+    accuracy = found["drawn"]["figure-accuracy-0"]
+    assert [trace["mode"] for trace in accuracy["data"]] == ["lines+markers", "lines", "lines", "lines+markers"]
+    assert [trace["line"].get("dash") for trace in accuracy["data"]] == ["solid", None, None, "dash"]
+    assert accuracy["layout"]["hovermode"] == "x unified"
+    assert not accuracy["layout"]["showlegend"]
+    cohorts = found["drawn"]["figure-cohorts-0"]
+    assert {trace["mode"] for trace in cohorts["data"]} == {"markers"}
+    assert cohorts["layout"]["showlegend"]
+    assert found["tables"]["bytes"][0][0] == [
+        "round",
+        "heteroavg",
+        "incoavg, seed 0",
+        "incoavg, seed 1",
+        "incoavg, mean of 2",
+    ]
+    assert [line[0] for line in found["tables"]["bytes"][0][1:]] == [1, 2, 3]
+    assert found["tables"]["accuracy-bytes"][0][0] == ["run", "bytes", "test accuracy"]
+
+
+def test_levels_stand_in_order_when_a_run_with_one_level_comes_first(tmp_path: Path) -> None:
+    """alllarge trains the largest level alone; the bars of the others used to come after it."""
+    first = folder_of(tmp_path / "a", [0.5], "method=alllarge")
+    (first / "summary.json").write_text(json.dumps({"levels": [2], "rounds": 1}))
+    (row,) = RunFolder(first).rows()
+    RunFolder(first).metrics.write_text(json.dumps(row | {"accuracy_by_level": [0.5]}) + "\n")
+    second = folder_of(tmp_path / "b", [0.6], "method=heteroavg")
+    groups = read_groups([first, second])
+    bars = by_level(groups)[0].panels[0]
+    assert [bar.x for bar in bars.curves] == [["level 2"], ["level 0", "level 1", "level 2"]]
+    assert bars.levels == ["level 0", "level 1", "level 2"]
+    found = drawn(make_page(groups), tmp_path)
+    axis = found["drawn"]["figure-levels-last-ten-0"]["layout"]["xaxis"]
+    assert (axis["categoryorder"], axis["categoryarray"]) == ("array", ["level 0", "level 1", "level 2"])
+    (table,) = found["tables"]["levels-last-ten"]
+    assert [line[0] for line in table] == ["level", "level 0", "level 1", "level 2"]
+    assert [line[1] for line in table[1:]] == ["", "", "50.00 %"]
 
 
 def test_the_mean_is_of_the_rounds_that_all_seeds_have(tmp_path: Path) -> None:
@@ -114,23 +169,26 @@ def test_the_mean_is_of_the_rounds_that_all_seeds_have(tmp_path: Path) -> None:
     folder_of(tmp_path / "s10", [0.4, 0.8], "seed=10")
     (group,) = read_groups([tmp_path])
     assert [run.path.name for run in group.runs] == ["s2", "s10"]
-    (panel,) = accuracy([group]).panels
-    first, second, mean = panel.data
-    assert (first["y"], second["y"]) == ([0.2, 0.4, 0.9], [0.4, 0.8])
-    assert (mean["name"], mean["x"], mean["y"]) == ("incoavg, mean of 2", [1, 2], [0.3, 0.6])
-    # Last ten: (0.2 + 0.4 + 0.9) / 3 = 0.5 and 0.6; their mean 0.55, deviation 0.1 / sqrt(2).
-    bars = by_level([group])[0].panels[0].data[0]
-    assert bars["y"] == pytest.approx([0.55] * 3)
-    assert bars["error_y"]["array"] == pytest.approx([0.1 / 2**0.5] * 3, rel=1e-4)
+    (panel,) = of_section("curves", [group])[0].panels
+    first, second, mean = panel.curves
+    assert (first.y, second.y) == ([0.2, 0.4, 0.9], [0.4, 0.8])
+    assert (mean.name, mean.x, mean.y) == ("incoavg, mean of 2", [1, 2], [0.3, 0.6])
+    # Last ten: (0.2 + 0.4 + 0.9) / 3 = 0.5 and 0.6; their mean 0.55, its standard error 0.05, and t = 12.706.
+    bars = by_level([group])[0].panels[0].curves[0]
+    assert bars.y == pytest.approx([0.55] * 3)
+    assert bars.half == pytest.approx([12.7062047364 * 0.05] * 3, rel=1e-4)
+    assert "95 % confidence interval (Student's t over seeds)" in by_level([group])[0].caption
+    assert "<td>55.0 ± 63.5</td>" in tables.results([group])
 
 
 def test_accuracy_against_bytes(tmp_path: Path) -> None:
     """30 bytes a round, down and up together."""
     folder_of(tmp_path / "r", [0.2, 0.4, 0.6])
-    figures = {figure.id: figure for figure in communication(read_groups([tmp_path / "r"]))}
-    (curve,) = figures["accuracy-bytes"].panels[0].data
-    assert (curve["x"], curve["y"]) == ([30, 60, 90], [0.2, 0.4, 0.6])
-    assert figures["bytes"].panels[0].data[0]["y"] == [30, 30, 30]
+    groups = read_groups([tmp_path / "r"])
+    figures = {figure.id: figure for figure in of_section("communication", groups)}
+    (curve,) = accuracy_by_bytes(groups).panels[0].curves
+    assert (curve.x, curve.y) == ([30, 60, 90], [0.2, 0.4, 0.6])
+    assert figures["bytes"].panels[0].curves[0].y == [30, 30, 30]
     assert "90 B" in figures["bytes-total"].alt
 
 
@@ -146,11 +204,11 @@ def test_a_run_that_goes_on(runs: Path, tmp_path: Path) -> None:
     with RunFolder(path).metrics.open("a") as file:
         file.write('{"round": 3, "accu')
     (group,) = read_groups([path])
-    assert group.runs[0].status == "unfinished"
+    assert group.runs[0].summary["status"] == "unfinished"
     assert group.runs[0].levels == [0, 1, 2]
     text = markup(make_page([group]))
     assert "2 of 3" in text
-    assert coefficients([group]) == []
+    assert of_section("inco", [group]) == []
     assert 'id="inco"' not in text
 
 
@@ -195,44 +253,35 @@ def test_what_others_wrote_cannot_break_the_page(tmp_path: Path) -> None:
     page = make_page(read_groups([path]), title=evil)
     assert "<img" not in markup(page)
     assert page.count("</script>") == 3
-    (trace,) = next(figure for figure in figures_of(page) if figure["id"] == "similarity-depth")["panels"][0]["data"]
-    assert trace["x"] == [evil]
+    assert "&lt;img src=x onerror=alert(1)&gt;</th>" in page  # the heading of a table
 
 
 def test_similarity_as_it_was_analysed(tmp_path: Path) -> None:
-    """The deepest layer: CKA 0.2 then 0.4, accuracy 0.5 then 0.6."""
-    path = folder_of(tmp_path / "r", [0.5, 0.6])
-    found: dict[str, Any] = {"round": 2, "points": ["a", "b"], "mean_by_depth": [0.9, 0.4], "examples": 7}
-    found["clients"] = [{"client": 0, "level": 0}, {"client": 9, "level": 2}]
-    found["cka"] = [[[1, 0.9], [0.9, 1]], [[1, 0.4], [0.4, 1]]]
-    found["history"] = [
-        {"round": 1, "mean_by_depth": [0.8, 0.2], "accuracy": 0.5},
-        {"round": 2, "mean_by_depth": [0.9, 0.4], "accuracy": 0.6},
-    ]
-    found["correlation"] = {"a": {"pearson": 1.0}, "b": {"pearson": 0.25, "spearman": None, "rounds": 2}}
-    (path / "analysis").mkdir()
-    (path / "analysis" / "similarity.json").write_text(json.dumps(found))
-    depth, course, maps = similarity(read_groups([path]))
-    assert depth.panels[0].data[0]["y"] == [0.9, 0.4]
-    assert (course.panels[0].data[0]["x"], course.panels[0].data[0]["y"]) == ([0.2, 0.4], [0.5, 0.6])
-    assert "incoavg: pearson 0.25." in course.caption
-    assert [panel.title for panel in maps.panels] == ["a", "b"]
-    assert maps.panels[1].data[0]["x"] == ["0 (level 0)", "9 (level 2)"]
-    assert maps.panels[1].data[0]["z"] == [[1.0, 0.4], [0.4, 1.0]]
-    assert "a 0.90, b 0.40" in maps.alt
-
-
-def test_a_similarity_that_is_not_defined_is_left_out(tmp_path: Path) -> None:
     """A constant representation has no CKA: analyze writes null."""
     path = folder_of(tmp_path / "r", [0.5, 0.6])
-    found: dict[str, Any] = {"round": 2, "points": ["a", "b"], "mean_by_depth": [0.9, None]}
-    found["cka"] = [[[1, 0.9], [0.9, 1]], [[1, None], [None, None]]]
-    found["history"] = [{"round": 2, "mean_by_depth": [0.9, None], "accuracy": 0.6}]
+    found: dict[str, Any] = {"round": 2, "points": ["a", "b"], "mean_by_depth": [0.9, None], "examples": 7}
+    found["correlation"] = {"a": {"pearson": 1.0}, "b": {"pearson": 0.25, "spearman": None, "points": 2}}
     (path / "analysis").mkdir()
     (path / "analysis" / "similarity.json").write_text(json.dumps(found))
-    figures = similarity(read_groups([path]))
-    assert figures[0].panels[0].data[0]["x"] == ["a"]
-    assert figures[-1].panels[1].data[0]["z"] == [[1.0, None], [None, None]]
+    text = tables.similarity(read_groups([path]))
+    assert re.findall(r'<th scope="col">(.*?)</th>', text) == ["run", "a", "b", "r with accuracy"]
+    assert re.findall(r"<td>(.*?)</td>", text) == ["0.900", "\N{EN DASH}", "0.250"]
+
+
+def test_pictures_of_the_analyses_are_on_the_page(tmp_path: Path) -> None:
+    """Those of the first seed of a group, and those that compare all runs."""
+    for seed in (0, 1):
+        folder_of(tmp_path / f"s{seed}", [0.5], f"seed={seed}")
+    data = b"\x89PNG of a run"
+    for folder in (tmp_path / "s0", tmp_path):
+        (folder / "analysis").mkdir()
+        (folder / "analysis" / "updates.png").write_bytes(data)
+    text = markup(make_page(read_groups([tmp_path])))
+    images = re.findall(r'<img alt="(.*?)" src="data:image/png;base64,(.*?)">', text)
+    assert [base64.b64decode(content) for _, content in images] == [data, data]
+    assert all(alt.startswith("Distributions of the aggregated updates") for alt, _ in images)
+    assert "<h3>All runs</h3>" in text
+    assert "<h3>incoavg (one of 2 seeds)</h3>" in text
 
 
 def test_the_cohorts_and_who_was_rejected(tmp_path: Path) -> None:
@@ -241,8 +290,8 @@ def test_the_cohorts_and_who_was_rejected(tmp_path: Path) -> None:
     rows = RunFolder(path).rows()
     rows[0]["rejected"] = [{"client": 9, "reason": "not finite"}]
     RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
-    (figure,) = cohorts(read_groups([path]))
-    assert [(t["name"], t["x"], t["y"]) for t in figure.panels[0].data] == [
+    figure = cohorts(read_groups([path]))
+    assert [(dots.name, dots.x, dots.y) for dots in figure.panels[0].curves] == [
         ("level 0", [1], [0]),
         ("level 1", [1], [5]),
         ("rejected", [1], [9]),
@@ -250,22 +299,23 @@ def test_the_cohorts_and_who_was_rejected(tmp_path: Path) -> None:
     assert "1 rejected in all" in figure.alt
     rows[0]["nodes"] = [{"client": 5, "level": 2}]  # what a node got, whatever the config gives its number
     RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
-    (figure,) = cohorts(read_groups([path]))
-    assert [(t["name"], t["y"]) for t in figure.panels[0].data][1] == ("level 2", [5])
+    figure = cohorts(read_groups([path]))
+    assert [(dots.name, dots.y) for dots in figure.panels[0].curves][1] == ("level 2", [5])
 
 
 def test_the_fleet_is_shown_where_it_was_watched(tmp_path: Path) -> None:
     path = folder_of(tmp_path / "r", [0.5])
     rows = RunFolder(path).rows()
-    assert "nodes-seconds" not in make_page(read_groups([path]))
+    assert of_section("fleet", read_groups([path])) == []
+    assert 'id="fleet"' not in markup(make_page(read_groups([path])))
     rows[0]["nodes"] = [
         {"client": 0, "node": "edge-1", "seconds": 1.0, "peak_memory": 2_000_000, "bytes_up": 5, "bytes_down": 6},
         {"client": 5, "node": "edge-2", "seconds": 3.0},
     ]
     RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
     page = make_page(read_groups([path]))
-    figure = next(figure for figure in figures_of(page) if figure["id"] == "nodes-seconds")
-    assert [panel["data"][0]["y"] for panel in figure["panels"]] == [[3.0], [2.0]]  # slowest and median
+    found = {figure["id"]: figure["panels"][0]["curves"][0]["y"] for figure in figures_of(page)}
+    assert (found["slowest"], found["median"], found["memory"]) == ([3.0], [2.0], [2_000_000])
     assert "edge-1" in markup(page)
     assert "2 MB" in markup(page)
 
@@ -293,16 +343,17 @@ def test_bad_input_is_one_clear_line(
     begun = tmp_path / "begun" / "r"
     folder_of(begun, [])
     for path, message in (
-        (tmp_path / "none", "holds no run"),
+        (tmp_path / "none", "none: no such folder"),
         (tmp_path / "empty", "holds no run"),
         (begun, "holds no finished round"),
         (begun.parent, "holds 1 run folder(s) but no finished round"),
     ):
-        code, _, err = incofl("report", path, "-o", tmp_path / "page.html")
-        assert code == 2
-        assert message in err
-        assert err.count("\n") == 1
+        for others in ([], [runs]):  # alone, and next to runs that there are
+            code, _, err = incofl("report", *others, path, "-o", tmp_path / "page.html")
+            assert code == 2
+            assert message in err
+            assert err.count("\n") == 1
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     code, _, err = incofl("report", runs, "-o", tmp_path / "page.html")
-    assert (code, err) == (2, "incofl: report: needs plotly, which is not installed; pip install 'incofl[report]'\n")
+    assert (code, err) == (2, "incofl: report: needs plotly; try: pip install 'incofl[report]'\n")
     assert not (tmp_path / "page.html").exists()

@@ -1,0 +1,262 @@
+"""The figures of the report as plain numbers; page.js draws them, in colours that suit the page's scheme."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import methodcaller
+from statistics import fmean, median
+from typing import Any, Literal
+
+from incofl.engine.run_folder import Row
+from incofl.report.runs import Group, Points, ReportedRun, Sizes, Value, interval
+from incofl.costs import human
+
+ValueOf = Callable[[ReportedRun], Value]
+Unit = Literal["number", "percent", "bytes", "count"]
+NONE = "\N{EN DASH}"
+BAD = -1  # the look of what went wrong
+DOTS = 4000  # turns of clients that are drawn one by one
+SCHEDULES = 4  # panels of cohorts
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve, a row of bars or some dots."""
+
+    name: str
+    look: int  # colour, dash and marker (or pattern) follow from it
+    x: Sequence[Any]
+    y: Sequence[float]
+    half: Sequence[float] | None = None  # half widths of the 95 % confidence intervals
+    group: int | None = None  # the button that hides it
+    thin: bool = False  # a single seed, behind the mean
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    curves: Sequence[Curve]
+    y: str  # label of the vertical axis
+    title: str = ""
+    height: int = 340
+    range: Sequence[float] | None = None  # of the vertical axis
+    levels: Sequence[str] = ()  # the bars, in order
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One or more panels that say one thing."""
+
+    id: str
+    title: str
+    caption: str  # how to read it
+    alt: str  # what it says, for readers who cannot see it
+    panels: Sequence[Panel]
+    unit: Unit = "number"
+    kind: Literal["lines", "bars", "dots"] = "lines"
+    x: str = "round"  # label of the horizontal axis
+    wide: bool = False
+
+
+def say(value: float | None, unit: Unit) -> str:
+    """Returns a number in words; a dash where there is none."""
+    if value is None:
+        return NONE
+    return human(value, "B") if unit == "bytes" else f"{100 * value:.1f} %" if unit == "percent" else f"{value:.3g}"
+
+
+def digits(values: Iterable[float]) -> list[float]:
+    """Rounds to five digits: more cannot be seen, and weigh."""
+    return [float(f"{value:.5g}") for value in values]
+
+
+def thinned(points: Points, limit: int) -> Points:
+    """Returns at most about ``limit`` points, evenly, the last one among them."""
+    x, y = points
+    keep = range(len(x) - 1, -1, -max(1, -(-len(x) // limit)))[::-1]
+    return [x[i] for i in keep], digits(y[i] for i in keep)
+
+
+def curves(groups: Sequence[Group], value_of: ValueOf, x_of: ValueOf | None = None) -> list[Curve]:
+    """Makes a curve for each group over the rounds, or over another value of a round.
+
+    Of several seeds it is their mean, with each seed as a thin line behind it.
+    """
+    limit, found = max(60, min(400, 6000 // sum(len(group.runs) for group in groups))), []  # keeps the page light
+    for group in groups:
+        several = len(group.runs) > 1
+        behind = [Group(group.index, group.name(run), [run]) for run in group.runs] if several else []
+        for one in [*behind, group]:
+            x, y = one.mean(value_of)
+            if x_of is not None:
+                places = dict(zip(*one.mean(x_of), strict=True))
+                x = [places[round] for round in x]
+            name = f"{group.label}, mean of {len(group.runs)}" if several and one is group else one.label
+            points = thinned((x, y), limit)
+            found.append(Curve(name, group.index, *points, group=group.index, thin=one is not group))
+    return [curve for curve in found if curve.x]
+
+
+def endings(found: Sequence[Curve], unit: Unit) -> str:
+    """Returns the last value of each main curve, in words."""
+    last = [f"{curve.name} {say(curve.y[-1], unit)} at {curve.x[-1]:g}" for curve in found if not curve.thin]
+    return "Last values: " + "; ".join(last) + "." if last else "No values yet."
+
+
+def bars(name: str, values: Mapping[int, float], look: int, **more: Any) -> Curve:
+    """Makes a bar for each level."""
+    return Curve(name, look, [f"level {level}" for level in values], digits(values.values()), **more)
+
+
+def bar_panel(found: Sequence[Curve], levels: Iterable[int], y: str, **more: Any) -> Panel:
+    """Puts bars on axes with the smallest level first, whichever run comes first."""
+    return Panel(found, y, levels=[f"level {level}" for level in sorted(levels)], **more)
+
+
+def in_row(*keys: str) -> ValueOf:
+    """Returns the sum of some numbers of a round's record; unknown in a round without them."""
+    return lambda run: lambda row: None if row[keys[0]] is None else sum(row[key] for key in keys)
+
+
+def over(table: str, key: str, reduce: Callable[[list[float]], float]) -> ValueOf:
+    """Returns a number over the mixed tensors (``inco``) or the nodes (``nodes``) of a round's record."""
+
+    def value(row: Row) -> float | None:
+        entries = row.get(table) or []
+        found = [entry.get(key) for entry in (entries.values() if isinstance(entries, dict) else entries)]
+        return float(reduce(known)) if (known := [number for number in found if number is not None]) else None
+
+    return lambda run: value
+
+
+def bytes_so_far(run: ReportedRun) -> Value:
+    """Returns the bytes up to each round."""
+    sums = accumulate(row["bytes_up"] + row["bytes_down"] for row in run.rows)
+    total = {row["round"]: total for row, total in zip(run.rows, sums, strict=True)}
+    return lambda row: total[row["round"]]
+
+
+# Figures of one panel with curves over the rounds, by the section of the page.
+CURVES: dict[str, list[tuple[str, str, str, ValueOf, Unit]]] = {
+    "curves": [
+        ("accuracy", "Test accuracy", "Mean of the levels, after each evaluated round.", in_row("accuracy"), "percent"),
+        ("loss", "Training loss", "Mean over the examples, while clients trained on them.", in_row("loss"), "number"),
+    ],
+    "inco": [
+        ("theta", "InCo's theta", "Weight of the shallow layer's update.", over("inco", "theta", fmean), "number"),
+        ("beta", "Share of beta > 0", "One half: unrelated updates.", over("inco", "beta_positive", fmean), "percent"),
+        ("norm-deep", "Norm of deep updates", "Before mixing.", over("inco", "norm_deep", fmean), "number"),
+        ("norm-shallow", "Norm of shallow updates", "Before mixing.", over("inco", "norm_shallow", fmean), "number"),
+    ],
+    "communication": [
+        ("bytes", "Bytes per round", "Down and up, uncompressed.", in_row("bytes_up", "bytes_down"), "bytes"),
+        ("bytes-total", "Bytes in total", "Down and up, over the rounds so far.", bytes_so_far, "bytes"),
+        ("seconds", "Seconds per round", "Compare runs on one machine only.", in_row("seconds"), "number"),
+    ],
+    "fleet": [
+        ("slowest", "Seconds of the slowest node", "A round waits for it.", over("nodes", "seconds", max), "number"),
+        ("median", "Seconds of the median node", "Of each round.", over("nodes", "seconds", median), "number"),
+        ("memory", "Peak memory of a turn", "The largest of a round.", over("nodes", "peak_memory", max), "bytes"),
+    ],
+}
+
+
+def of_section(section: str, groups: Sequence[Group]) -> list[Figure]:
+    """Draws the curves of a section; nothing where no run has values."""
+    seeds = " Thin lines are single seeds." if any(len(group.runs) > 1 for group in groups) else ""
+    found = []
+    for id, title, caption, value_of, unit in CURVES[section]:
+        if lines := curves(groups, value_of):
+            alt = f"Curves of {title} over the rounds. {endings(lines, unit)}"
+            found.append(Figure(id, title, caption + seeds, alt, [Panel(lines, title.lower())], unit))
+    return found
+
+
+def accuracy_by_bytes(groups: Sequence[Group]) -> Figure:
+    """Draws what the bytes so far have bought."""
+    lines = curves(groups, in_row("accuracy"), bytes_so_far)
+    alt, panels = f"Accuracy against bytes. {endings(lines, 'percent')}", [Panel(lines, "test accuracy")]
+    caption = "Further left and higher is better."
+    return Figure("accuracy-bytes", "Accuracy against communication", caption, alt, panels, "percent", x="bytes")
+
+
+def by_level(groups: Sequence[Group]) -> list[Figure]:
+    """Draws the accuracy of each level: bars of the last ten rounds, and curves."""
+    levels = sorted({level for group in groups for run in group.runs for level in run.levels})
+    columns, said, single = [], [], len(groups) == 1
+    for group in groups:
+        found = {level: interval(run.last_ten(level) for run in group.runs) for level in levels}
+        known = {level: one for level, one in found.items() if one is not None}
+        half = digits(half or 0.0 for _, half in known.values()) if len(group.runs) > 1 else None
+        means = {level: mean for level, (mean, _) in known.items()}
+        columns.append(bars(group.label, means, group.index, half=half, group=group.index))
+        said.append(f"{group.label}: " + ", ".join(f"level {k} {say(mean, 'percent')}" for k, mean in means.items()))
+    seeds = any(len(group.runs) > 1 for group in groups)
+    whiskers = " Whiskers: 95 % confidence interval (Student's t over seeds)." if seeds else ""
+    caption, alt = f"Mean of the last ten rounds.{whiskers}", f"Bars of the accuracy by level. {'; '.join(said)}."
+    panels, title = [bar_panel(columns, levels, "test accuracy", range=[0, 1])], "Accuracy by level, last ten rounds"
+    top = Figure("levels-last-ten", title, caption, alt, panels, "percent", "bars", "level", wide=not single)
+    values = {level: curves(groups, methodcaller("level", level)) for level in levels}
+    alt = " ".join(f"Level {level}: {endings(lines, 'percent')}" for level, lines in values.items())
+    if single:
+        lines = [Curve(f"level {k}", k, found[-1].x, found[-1].y) for k, found in values.items() if found]
+        panels = [Panel(lines, "test accuracy")]
+    else:
+        y = [value for lines in values.values() for curve in lines for value in curve.y] or [0, 1]
+        room = 0.05 * (max(y) - min(y))
+        same = [max(0, min(y) - room), max(y) + room]
+        panels = [Panel(lines, "test accuracy", f"level {k}", 250, same) for k, lines in values.items()]
+    title, note = "Accuracy by level over the rounds", "Level 0 is the smallest model, the last one the server model."
+    return [top, Figure("levels", title, note, alt, panels, "percent", wide=not single)]
+
+
+def sizes(groups: Sequence[Group]) -> list[Figure]:
+    """Draws parameters and multiply-accumulates of each level; groups that agree are drawn once."""
+    known: dict[tuple[tuple[int, int], ...], list[Group]] = defaultdict(list)
+    for group in groups:
+        if isinstance(group.sizes, Sizes):
+            known[tuple((cost.parameters, cost.macs) for cost in group.sizes.costs)].append(group)
+    names = {values: ", ".join(group.label for group in same) for values, same in known.items()}
+    panels, said = [], []
+    for at, title in enumerate(("parameters", "MACs, forward, one example")):
+        found = [bars(names[own], dict(enumerate(value[at] for value in own)), known[own][0].index) for own in known]
+        panels.append(bar_panel(found, range(max(map(len, known), default=0)), title, height=300))
+        said += [f"{title} of {one.name}: {', '.join(say(value, 'count') for value in one.y)}" for one in found]
+    caption = "What a client of each level holds and computes; a training step costs about three forward passes."
+    title, alt = "Parameters and MACs by level", f"Bars by level. {'; '.join(said)}."
+    return [Figure("sizes", title, caption, alt, panels, "count", "bars", "level", wide=True)] if known else []
+
+
+def cohorts(groups: Sequence[Group]) -> Figure:
+    """Draws who took part in each round; runs with the same cohorts, as those of one seed have, are drawn once."""
+    known: dict[str, list[tuple[Group, ReportedRun]]] = defaultdict(list)
+    for group in groups:
+        for run in group.runs:
+            known[repr([(row["clients"], row["rejected"]) for row in run.rows])].append((group, run))
+    rows = [row for same in known.values() for _, run in same for row in run.rows]
+    counts, rejected = [len(row["clients"]) for row in rows], sum(len(row["rejected"]) for row in rows)
+    more = f" The first {SCHEDULES} of {len(known)} different schedules." if len(known) > SCHEDULES else ""
+    shared = " Runs of one seed share their cohorts." if any(len(same) > 1 for same in known.values()) else ""
+    caption = f"A mark is a client's turn, coloured by its level; a cross is a rejected upload.{shared}{more}"
+    alt = f"Clients by round: {min(counts)} to {max(counts)} uploads a round accepted, {rejected} rejected in all."
+    panels = list(map(_turns, list(known.values())[:SCHEDULES]))
+    return Figure("cohorts", "Who took part", caption, alt, panels, kind="dots", wide=True)
+
+
+def _turns(same: Sequence[tuple[Group, ReportedRun]]) -> Panel:
+    (group, run), *_ = same
+    found: dict[int, Points] = defaultdict(lambda: ([], []))
+    step = -(-sum(len(row["clients"]) for row in run.rows) // DOTS)  # of a long run, every second, third, ... round
+    for row in run.rows[:: max(1, step)]:
+        said = {int(node["client"]): int(node["level"]) for node in row.get("nodes") or [] if "level" in node}
+        usual = {c: group.sizes.level_of(c) if isinstance(group.sizes, Sizes) else 0 for c in row["clients"]}
+        turns = [(client, said.get(client, level)) for client, level in usual.items()]
+        for client, level in [*turns, *((int(entry["client"]), BAD) for entry in row["rejected"])]:
+            found[level][0].append(row["round"])
+            found[level][1].append(client)
+    levels = sorted(found, key=lambda level: (level == BAD, level))
+    names = {level: "rejected" if level == BAD else f"level {level}" for level in levels}
+    dots = [Curve(names[level], level, *found[level]) for level in levels]
+    return Panel(dots, "client", ", ".join(g.name(r) for g, r in same), 380)

@@ -1,0 +1,190 @@
+"""The report as one HTML file: figures, tables and text, with the styles, the script and plotly.js inside."""
+
+import base64
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+import incofl
+from incofl.analysis.analyze import default_out
+from incofl.engine.checkpoint import atomic_write
+from incofl.errors import RunError
+from incofl.report import figures, tables
+from incofl.report.figures import Figure
+from incofl.report.runs import Group, ReportedRun, read_groups
+
+# The pictures that ``incofl analyze`` draws, and what each shows.
+PICTURES = {
+    "similarity": "Similarity of client models: mean linear CKA over pairs of clients, from shallow to deep layers.",
+    "similarity-heatmaps": "Linear CKA of each pair of client models, by depth; clients from small to large.",
+    "similarity-accuracy": "Mean CKA against test accuracy; a point is a recorded round.",
+    "features": "Features of one class under clients of three sizes, by t-SNE.",
+    "updates": "Distributions of the aggregated updates by round: shallow layers, and deep ones of their group.",
+    "smoothness": "Smoothness of the aggregated updates by layer; less is smoother.",
+    "coefficients": "InCo's theta and beta by layer, and the size of what InCo or noise adds.",
+    "cross_environment": "Similarity of the updates of two settings, by layer.",
+    "relations": "Similarity of the updates of two settings against their statistics; a point is a layer.",
+}
+NOT_ANALYSED = (
+    "<p>Similarity of layers, features, updates and InCo by layer: add them with <code>incofl analyze RUN</code>.</p>"
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with figures, and with text and tables as HTML."""
+
+    id: str
+    title: str
+    figures: Sequence[Figure] = ()
+    before: str = ""
+    after: str = ""
+
+
+def write_report(paths: Sequence[Path], out: Path, title: str | None = None) -> list[Group]:
+    """Reads run folders, or folders that hold some, and writes the page; returns what is on it."""
+    groups = read_groups(paths)
+    text = make_page(groups, title)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(out) as file:
+        file.write(text.encode())
+    return groups
+
+
+def make_page(groups: Sequence[Group], title: str | None = None) -> str:
+    """Returns the page about some runs."""
+    runs = [run for group in groups for run in group.runs]
+    sections = _sections(groups)
+    shown = [dataclasses.asdict(figure) for section in sections for figure in section.figures]
+    chips = "".join(
+        f'<button type="button" aria-pressed="true" data-group="{group.index}">{tables.swatch(group.index)}'
+        f"{escape(group.label)}</button>"
+        for group in groups
+    )
+    return Template(_asset("page.html")).substitute(
+        title=escape(title or _title(groups)),
+        css=_asset("page.css"),
+        provenance=_provenance(runs),
+        links="".join(f'<li><a href="#{section.id}">{escape(section.title)}</a></li>' for section in sections),
+        lead=tables.tiles(runs[0]) if len(runs) == 1 else "",
+        legend=f'<div class="legend" role="group" aria-label="Runs to show">{chips}</div>' if len(groups) > 1 else "",
+        sections="".join(map(_section, sections)),
+        # JSON that cannot end the element it stands in.
+        figures=json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        plotly=plotly_js(),
+        script=_asset("page.js"),
+    )
+
+
+def _sections(groups: Sequence[Group]) -> list[Section]:
+    analysed = tables.similarity(groups)
+    runs = [run for group in groups for run in group.runs]
+    if len(runs) > 1:
+        analysed += _pictures("All runs", default_out(runs))
+    for group in groups:
+        name = group.label if len(group.runs) == 1 else f"{group.label} (one of {len(group.runs)} seeds)"
+        analysed += _pictures(name, group.runs[0].path / "analysis")
+    traffic = [*figures.of_section("communication", groups), figures.accuracy_by_bytes(groups)]
+    mixed, nodes = figures.of_section("inco", groups), figures.of_section("fleet", groups)
+    inco = Section("inco", "InCo's coefficients", mixed, "<p>Means over the mixed tensors of a round.</p>")
+    found = [
+        Section("results", "Results", before=f"<p>{_how(groups)}</p>{tables.results(groups)}"),
+        Section("curves", "Over the rounds", figures.of_section("curves", groups)),
+        Section("by-level", "By level", figures.by_level(groups)),
+        Section("layers", "Layers", before=analysed or NOT_ANALYSED),
+        inco if mixed else None,
+        Section("communication", "Communication and time", traffic),
+        Section("sizes", "Sizes", figures.sizes(groups), tables.sizes(groups)),
+        Section("clients", "Clients", [figures.cohorts(groups)], after=tables.rejected(groups)),
+        Section("fleet", "The fleet", nodes, after=tables.nodes(groups)) if nodes else None,
+        Section("config", "Config", before=tables.configs(groups)),
+        Section("environment", "Environment", before=tables.environments(groups)),
+    ]
+    return [section for section in found if section is not None]
+
+
+def _pictures(title: str, folder: Path) -> str:
+    """Returns the pictures that ``incofl analyze`` wrote into a folder."""
+    parts = []
+    for name, caption in PICTURES.items():
+        if (path := folder / f"{name}.png").exists():
+            data = base64.b64encode(path.read_bytes()).decode()
+            image = f'<img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
+            note = f'<figcaption class="caption">{escape(caption)}</figcaption>'
+            parts.append(f'<figure class="card picture">{note}{image}</figure>')
+    return f'<h3>{escape(title)}</h3><div class="grid">{"".join(parts)}</div>' if parts else ""
+
+
+def _title(groups: Sequence[Group]) -> str:
+    data = ", ".join(dict.fromkeys(group.config.data.name for group in groups))
+    names = [group.label for group in groups] if len(groups) <= 3 else [f"{len(groups)} configurations"]
+    return f"{', '.join(names[:-1])}{' and ' if len(names) > 1 else ''}{names[-1]} on {data}"
+
+
+def _provenance(runs: Sequence[ReportedRun]) -> str:
+    known = [run.environment for run in runs if run.environment.get("commit")]
+    commits = dict.fromkeys(str(e["commit"])[:10] + (" with changes" if e.get("modified") else "") for e in known)
+    made = f"incofl {incofl.__version__}, {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
+    where = f"from <code>{escape(str(runs[0].path))}</code>" if len(runs) == 1 else f"from {len(runs)} run folders"
+    return f"{made}, {where}" + (f"; computed at commit {escape(', '.join(commits))}" if commits else "")
+
+
+def _how(groups: Sequence[Group]) -> str:
+    """Says what was run, in a sentence or two."""
+    config = groups[0].config
+    same = {(g.config.model.name, g.config.data.name, g.config.data.clients, g.config.cohort_size) for g in groups}
+    what = (
+        f"{config.model.name} at width {config.model.width:g}, {config.data.name}, {config.data.partition} partition, "
+        f"{config.data.clients} clients, {config.cohort_size} a round. "
+    )
+    several = any(len(group.runs) > 1 for group in groups)
+    seeds = " Several seeds: mean ± half width of the 95 % confidence interval (Student's t)." if several else ""
+    text = "Test accuracy in percent; by level over the last ten rounds."
+    return escape((what if len(same) == 1 else "") + text + seeds)
+
+
+def plotly_js() -> str:
+    """Returns the library that draws, whole."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise RunError("report: needs plotly; try: pip install 'incofl[report]'") from None
+    # The only text in it that would end the script element early stands in strings, where this means the same.
+    return str(get_plotlyjs()).replace("</script", "<\\/script")
+
+
+def _asset(name: str) -> str:
+    return (resources.files("incofl.report") / name).read_text(encoding="utf-8")
+
+
+def _section(section: Section) -> str:
+    cards = "".join(map(_card, section.figures))
+    grid = f'<div class="grid">{cards}</div>' if cards else ""
+    return (
+        f'<section aria-labelledby="{section.id}"><h2 id="{section.id}">{escape(section.title)}</h2>'
+        f'<div class="stack">{section.before}{grid}{section.after}</div></section>'
+    )
+
+
+def _card(figure: Figure) -> str:
+    own, title = f"figure-{figure.id}", escape(figure.title)
+    panels = "".join(
+        f'<div class="panel">{f"<h4>{escape(panel.title)}</h4>" if panel.title else ""}'
+        f'<div class="plot" id="{own}-{at}" role="img" tabindex="0" style="min-height:{panel.height}px" '
+        f'aria-label="{escape(f"{figure.title}, {panel.title}" if at else figure.alt)}"></div></div>'
+        for at, panel in enumerate(figure.panels)
+    )
+    return (
+        f'<figure class="card {figure.kind}{" wide" if figure.wide else ""}" id="{own}" aria-labelledby="{own}-title">'
+        f'<h3 id="{own}-title">{title}</h3><figcaption class="caption">{escape(figure.caption)}</figcaption>'
+        f'<div class="panels">{panels}</div><div class="tools"><details><summary>Data'
+        f'<span class="hidden"> of {title}</span></summary><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{title}"></div></details><button type="button" class="tool">Save as SVG<span class="hidden">: '
+        f"{title}</span></button></div></figure>"
+    )
