@@ -333,7 +333,7 @@ def test_help(incofl: Shell) -> None:
         (["run", "--set", "split.levels=[]"], "split.levels: got an empty list"),
         (["run", "--set", "engine.device=toaster"], "engine.device: got 'toaster', expected a device of this machine"),
         (["run", "--set", "prox.mu=-1"], "prox.mu: got -1, expected a number >= 0"),
-        (["run", "--set", "moon.projection=-1"], "moon.projection: got -1, expected a whole number >= 0 <= 65536"),
+        (["run", "--set", "moon.projection=-1"], "moon.projection: got -1, expected a whole number from 0 to 65536"),
         (
             ["run", "--method", "scalefl", "--set", "model.name=tiny-mlp"],
             "model.name: ResidualMlp cannot have early exits, expected a ResNet or a model with",
