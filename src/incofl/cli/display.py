@@ -115,7 +115,7 @@ def print_table(console: Console, lines: Sequence[Sequence[str]], title: str = "
     for optional in OPTIONAL:
         if _least_width(columns) > console.width:
             columns = [column for column in columns if not column[0].startswith(optional)]
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         least, justify = _longest(column), "left" if _is_text(column) else "right"
         table.add_column(column[0], justify=justify, min_width=least, no_wrap=max(map(len, column)) == least)
@@ -127,7 +127,7 @@ def print_table(console: Console, lines: Sequence[Sequence[str]], title: str = "
 
 
 def _least_width(columns: Sequence[Sequence[str]]) -> int:
-    return sum(_longest(column) + 3 for column in columns) + 2  # with the space around columns
+    return sum(_longest(column) + 3 for column in columns)  # with the space between columns
 
 
 def _longest(column: Sequence[str]) -> int:
