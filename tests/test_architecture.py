@@ -7,9 +7,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "incofl"
 
 # Each room may import from the rooms above it in this list (and from itself).
 ORDER = [
-    ["errors", "statistics", "imports"],
-    ["tensors", "seeds", "inputs", "options", "task"],
-    ["layout", "schedule"],
+    ["errors", "statistics"],
+    ["tensors", "seeds", "inputs", "options", "imports"],
+    ["layout", "schedule", "task"],
     ["split", "transform"],
     ["inco", "aggregate"],
     ["client"],

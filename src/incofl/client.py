@@ -20,7 +20,7 @@ from incofl.split import Slice
 from incofl.task import CLASSIFICATION, Score, Task
 from incofl.tensors import Tensors, empty
 
-Batch = tuple[Inputs, Tensor]
+Batch = tuple[Any, Tensor]  # inputs and targets
 
 
 @options("local")
@@ -232,8 +232,8 @@ class ClientRule:
     def begin(self, local: Local) -> None:
         """Called before the first step, with the received weights in place."""
 
-    def loss(self, local: Local, x: Inputs, y: Tensor) -> Tensor:
-        """The loss of one batch."""
+    def loss(self, local: Local, x: Any, y: Tensor) -> Tensor:
+        """The loss of one batch; ``x`` is a tensor, a tuple or a dict of tensors, as the data have it."""
         return local.task.loss(call(local.model, x), y)
 
     def adjust(self, local: Local) -> None:

@@ -5,7 +5,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from incofl.errors import ConfigError, nearest
@@ -71,12 +71,11 @@ def checked_values(part: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _adapters(cls: Hashable) -> dict[str, tuple[Any, Any]]:
+def _adapters(cls: Any) -> dict[str, tuple[Any, Any]]:
     from pydantic import ConfigDict, TypeAdapter
 
-    assert isinstance(cls, type)
     hints = typing.get_type_hints(cls, include_extras=True)
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(cls)]
     return {name: (hints[name], _adapter(TypeAdapter, ConfigDict, hints[name])) for name in names}
 
 
@@ -97,8 +96,8 @@ def expected(hint: Any) -> str:
         base, *bounds = typing.get_args(hint)
         found = {key: getattr(bound, key) for bound in bounds for key in _SIGNS if hasattr(bound, key)}
         if found.keys() == {"ge", "le"}:
-            return f"{expected(base)} from {found['ge']} to {found['le']}"
-        return " ".join([expected(base), " and ".join(f"{_SIGNS[key]} {value}" for key, value in found.items())])
+            return f"{expected(base)} from {found['ge']:g} to {found['le']:g}"
+        return " ".join([expected(base), " and ".join(f"{_SIGNS[key]} {value:g}" for key, value in found.items())])
     if origin is Literal:
         return either(repr(choice) for choice in typing.get_args(hint))
     if origin in (typing.Union, types.UnionType):

@@ -18,8 +18,8 @@ def report(
     It works offline and needs the extra report (pip install 'incofl[report]'). Unfinished runs are shown as far as they
     are. What incofl analyze found about a run is on the page.
     """
-    from incofl.report.page import write_report
     from incofl.costs import human
+    from incofl.report.page import write_report
 
     groups = write_report([path.expanduser() for path in runs], out.expanduser(), title)
     count = sum(len(group.runs) for group in groups)

@@ -22,10 +22,10 @@ def draw(data: Data, partition: Sequence[Tensor], names: Sequence[str], title: s
 
     Examples without one class each, such as texts in which the next token is predicted, have the upper part only.
     """
-    shown = partition[:MOST_CLIENTS]
+    shown, classes = partition[:MOST_CLIENTS], data.classes or 0
     classified = data.train.y.dim() == 1
     pictured = classified and isinstance(data.pipeline, ImagePipeline)
-    heights = [1.0, ROW * data.classes][: 1 + classified]
+    heights = [1.0, ROW * classes][: 1 + classified]
     widths = [SAMPLES * ROW, float(np.clip(len(shown) * ROW, 5.0, 10.0))][not pictured :]
     figure = Figure(figsize=(sum(widths) + 1.8, sum(heights) + 1.2), layout="constrained", facecolor="white")
     figure.suptitle(title, fontsize=11)
@@ -36,18 +36,18 @@ def draw(data: Data, partition: Sequence[Tensor], names: Sequence[str], title: s
     sizes.spines[["top", "right"]].set_visible(False)
     sizes.grid(axis="y", alpha=0.3)
     if classified:
-        counts = np.stack([torch.bincount(data.train.y[own], minlength=data.classes).numpy() for own in shown], 1)
+        counts = np.stack([torch.bincount(data.train.y[own], minlength=classes).numpy() for own in shown], 1)
         shades = last.imshow(counts, cmap="Blues", vmin=0, vmax=max(1, counts.max()), aspect="auto")
         figure.colorbar(shades, ax=last, label="examples of the class", pad=0.01)
         for label, client in np.argwhere(counts) if len(shown) <= NUMBERED else ():
             colour = "white" if counts[label, client] > 0.6 * counts.max() else "black"
             last.text(client, label, str(counts[label, client]), ha="center", va="center", fontsize=6.5, color=colour)
-        last.set_yticks(*(([],) if pictured else (range(data.classes), names)))
+        last.set_yticks(*(([],) if pictured else (range(classes), names)))
     if pictured:
         grid[0, 0].set_axis_off()
-        grid[1, 0].imshow(mosaic(data), extent=(0, SAMPLES, data.classes, 0), aspect="auto", interpolation="nearest")
+        grid[1, 0].imshow(mosaic(data), extent=(0, SAMPLES, classes, 0), aspect="auto", interpolation="nearest")
         grid[1, 0].set(xticks=[], xlabel="training examples")
-        grid[1, 0].set_yticks(np.arange(data.classes) + 0.5, names)
+        grid[1, 0].set_yticks(np.arange(classes) + 0.5, names)
         grid[1, 0].spines[:].set_visible(False)
     last.set_xticks(range(0, len(shown), 1 if len(shown) <= NUMBERED else 10))
     part = "" if len(shown) == len(partition) else f" (the first {len(shown)} of {len(partition):,})"
@@ -60,11 +60,11 @@ def draw(data: Data, partition: Sequence[Tensor], names: Sequence[str], title: s
 def mosaic(data: Data) -> np.ndarray:
     """Puts the first examples of each class side by side, a row for each class, with white lines between them."""
     assert isinstance(data.pipeline, ImagePipeline)
-    images = data.train.x
+    images, classes = data.train.x, data.classes or 0
     side = images.shape[2]
     tile = side + max(1, side // 16)
-    result = np.ones((data.classes * tile, SAMPLES * tile, 3), dtype=np.float32)
-    for label in range(data.classes):
+    result = np.ones((classes * tile, SAMPLES * tile, 3), dtype=np.float32)
+    for label in range(classes):
         for column, at in enumerate(torch.nonzero(data.train.y == label).flatten()[:SAMPLES].tolist()):
             place = np.s_[label * tile : label * tile + side, column * tile : column * tile + side]
             result[place] = images[at].permute(1, 2, 0).numpy() / data.pipeline.maximum  # grey in all channels
