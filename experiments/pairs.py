@@ -18,7 +18,8 @@ def pairs(name: str) -> str:
     found = {result["method"]: result for result in json.loads((RESULTS / f"{name}.json").read_text())["results"]}
     lines = ["| method | without InCo | with InCo | difference [95 %] | wins |", "|---|---|---|---|---|"]
     for base, result in found.items():
-        extended = METHODS[f"{base}+inco"].name if METHODS[base].extensible else ""
+        with_inco = METHODS.get(f"{base}+inco")
+        extended = "" if with_inco is None else with_inco.name
         if extended in found:
             gap = paired(found[extended]["seeds"], result["seeds"])
             assert gap.half_width is not None
