@@ -65,7 +65,7 @@ def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], 
         numbers = known
     else:
         found = similarity(run, Options(history=HISTORY, watch=watch))
-        smoother = shallow_smoother(layers(run), "roughness")
+        smoother = shallow_smoother(layers(run)[0], "roughness")
         numbers = key | {
             "cka": [float(value) for value in found.mean_by_depth if value is not None],
             "debiased": [float(value) for value in found.debiased_by_depth if value is not None],
