@@ -21,7 +21,7 @@ from incofl.analysis.analyze import Findings, NotRecordedError, Options, cell, e
 from incofl.analysis.layers import Array, Contest, Layers, Record, groups_of, role
 from incofl.analysis.plots import DEEP, SHALLOW, Axes, draw_ranges, drawn, finish_layers, short
 from incofl.analysis.runs import RecordedRun
-from incofl.analysis.smoothness import LEAST, REACH, Shape, describe, floor, quantiles, step
+from incofl.analysis.smoothness import LEAST, QUANTILES, REACH, Shape, describe, floor, quantiles, step
 from incofl.engine.build import build_splitter, client_levels
 from incofl.errors import RunError
 from incofl.methods import find_method
@@ -104,8 +104,9 @@ def layers(run: RecordedRun) -> tuple[Layers, dict[str, dict[int, Shape]]]:
             if before is not None:
                 change, width = step(last[name], now), abs(math.log2(shape.scale / before.scale))
             shapes[name][round], last[name] = shape, now
-            numbers = {key: float(getattr(shape, key)) for key in NUMBERS}
-            records[name][round] = numbers | {"step": change, "width": width}
+            numbers = {key: float(getattr(shape, key)) for key in NUMBERS} | {"step": change, "width": width}
+            spread = {f"quantile_{at:g}": value for at, value in zip(QUANTILES, shape.quantiles, strict=True)}
+            records[name][round] = numbers | spread
     compared = {head for name, head in group_of.items() if name != head and shapes[name] and shapes[head]}
     if not compared:
         least = f"at least {LEAST} elements that moved in a round"
