@@ -14,7 +14,7 @@ import torch
 from measure import publish, seconds, spread, table
 from torch import nn
 
-from incofl.client import Batch, ClientRule, Given, LocalSettings, train
+from incofl.client import Batch, ClientRule, ClientInput, LocalSettings, train
 from incofl.engine.memory import keep_freed_memory
 from incofl.models import ModelOptions, make_model
 from incofl.split import make_splitter, submodel
@@ -39,11 +39,11 @@ def main() -> None:
         for level in map(int, options.levels.split(",")):
             piece = splitter.slice(model.layout, level, 0)
             received = piece.take(model.initial)
-            x = torch.randn(64, *model.input_shape).to(memory_format=torch.channels_last)
+            x = torch.randn(64, 3, 32, 32).to(memory_format=torch.channels_last)
             batch = [(x, torch.randint(10, (64,)))] * 4
 
             def turn(module: nn.Module, received: Tensors = received, batch: list[Batch] = batch) -> None:
-                train(module, Given(received), batch, ClientRule(), LocalSettings())
+                train(module, ClientInput(received), batch, ClientRule(), LocalSettings())
 
             eager, compiled = (submodel(model.template, model.layout, piece) for _ in range(2))
             for module in (eager, compiled):

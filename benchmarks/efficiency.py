@@ -31,7 +31,7 @@ from incofl.data import local_batches
 from incofl.engine.build import build
 from incofl.engine.federation import Federation, Job
 from incofl.engine.memory import keep_freed_memory, worker_environment
-from incofl.engine.records import Row
+from incofl.engine.run_folder import Row
 from incofl.engine.worker import layout_of
 from incofl.seeds import Purpose, torch_rng
 from incofl.split import submodel

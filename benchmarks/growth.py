@@ -28,7 +28,7 @@ def measure(clients: int, cohort: int, rounds: int) -> dict[str, float]:
     import incofl
     from incofl.config import Config
     from incofl.engine.federation import Federation
-    from incofl.engine.records import Row
+    from incofl.engine.run_folder import Row
 
     class Clock:
         def __init__(self) -> None:

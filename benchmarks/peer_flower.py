@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from peer_rounds import Played, play, read_config, received_server
 
-from incofl.client import Score, Trained
+from incofl.client import Score, Upload
 from incofl.config import Config
 from incofl.engine.build import build
 from incofl.engine.executor import make_upload
@@ -73,7 +73,7 @@ class Flower:
             tensors, metrics = content["upload"].to_torch_state_dict(), content["metrics"]
             update = {name: value for name, value in tensors.items() if name in server.layout.parameters}
             buffers = {name: value for name, value in tensors.items() if name in server.layout.buffers}
-            trained = Trained(update, buffers, int(metrics["steps"]), float(metrics["loss"]))
+            trained = Upload(update, buffers, int(metrics["steps"]), float(metrics["loss"]))
             yield [make_upload(self._federation, job, trained)]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:

@@ -27,7 +27,7 @@ from pfl.metrics import Metrics
 from pfl.model.base import Model
 from pfl.stats import MappedVectorStatistics
 
-from incofl.aggregate import Covered
+from incofl.aggregate import CoveredMean
 from incofl.config import Config
 from incofl.engine.federation import Federation, Job
 from incofl.engine.worker import Worker
@@ -76,8 +76,8 @@ class ServerModel(Model):
             mean = statistics[f"sum/{name}"] / weights[name].clamp(min=1)
             values[name] = mean.to(self.server.shared[name].dtype)  # whole numbers are truncated
 
-        def covered(names: frozenset[str]) -> Covered:
-            return Covered({name: values[name] for name in names}, {name: weights[name] for name in names})
+        def covered(names: frozenset[str]) -> CoveredMean:
+            return CoveredMean({name: values[name] for name in names}, {name: weights[name] for name in names})
 
         changes = Changes(Change(covered(layout.parameters), covered(layout.buffers)))
         return ServerModel(self.server.advance(changes)), Metrics()

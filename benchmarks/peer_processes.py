@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from peer_rounds import Played, play, read_config, received_server
 
-from incofl.client import Score, Trained
+from incofl.client import Score, Upload
 from incofl.config import Config
 from incofl.engine.build import build
 from incofl.engine.executor import make_upload
@@ -65,7 +65,7 @@ class ProcessPerClient:
         process.join()
         if process.exitcode:
             raise RuntimeError(f"process-per-client: {job} ended with exit code {process.exitcode}")
-        return make_upload(self._federation, job, Trained(**torch.load(result)))
+        return make_upload(self._federation, job, Upload(**torch.load(result)))
 
 
 def run(config: Config, federation: Federation, server: Server, rounds: int) -> list[Played]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from incofl.config import Config, make_config
 from incofl.engine.executor import Executor
 from incofl.engine.federation import Federation
-from incofl.engine.round import Tally, run_round
+from incofl.engine.round import RoundStats, run_round
 from incofl.server import Server
 from incofl.tensors import Tensors
 
@@ -31,7 +31,7 @@ def play(config: Config, federation: Federation, server: Server, rounds: int, ex
     for _ in range(rounds):
         start = time.perf_counter()
         jobs = federation.schedule(server.round, config.cohort_size)
-        server = run_round(server, federation.method, jobs, executor, Tally())
+        server = run_round(server, federation.method, jobs, executor, RoundStats())
         played.append(Played(server, time.perf_counter() - start))
     return played
 

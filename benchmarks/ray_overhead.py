@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from measure import publish, seconds, spread, table
 
-from incofl.client import ClientRule, Local, Trained
+from incofl.client import ClientRule, Local, Upload
 from incofl.config import load_config
 from incofl.engine.build import build
 from incofl.engine.executor import Executor, InProcess
@@ -24,7 +24,7 @@ from incofl.engine.federation import Federation
 from incofl.engine.memory import keep_freed_memory
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.ray_actors import RayActors
-from incofl.engine.round import Tally, run_round
+from incofl.engine.round import RoundStats, run_round
 from incofl.server import Server
 from incofl.tensors import Tensors
 
@@ -35,7 +35,7 @@ WARM_UP = 3
 class Idle(ClientRule):
     """A client that says it has trained."""
 
-    def finish(self, local: Local, trained: Trained) -> tuple[Tensors, Tensors]:
+    def finish(self, local: Local, trained: Upload) -> tuple[Tensors, Tensors]:
         """One step, so that its upload counts."""
         trained.steps = 1
         return {}, {}
@@ -58,9 +58,9 @@ class Rounds:
 
     def play(self) -> Server:
         """One more."""
-        tally, f = Tally(), self._federation
-        self.server = run_round(self.server, f.method, f.schedule(self.server.round, 10), self.executor, tally)
-        assert not tally.rejected
+        stats, f = RoundStats(), self._federation
+        self.server = run_round(self.server, f.method, f.schedule(self.server.round, 10), self.executor, stats)
+        assert not stats.rejected
         return self.server
 
 

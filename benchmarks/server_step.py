@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from measure import publish, seconds, spread, table
 
-from incofl.client import ClientRule, Given, LocalSettings, train
+from incofl.client import ClientRule, ClientInput, LocalSettings, train
 from incofl.engine.memory import keep_freed_memory
 from incofl.engine.worker import one_thread
 from incofl.inco import InCo
@@ -64,7 +64,7 @@ class Step:
         for level, piece in enumerate(self.slices):
             module = submodel(self.model.template, self.model.layout, piece).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             received = piece.take(self.server.state(level))
-            turn = functools.partial(train, module, Given(received), batches, ClientRule(), LocalSettings())
+            turn = functools.partial(train, module, ClientInput(received), batches, ClientRule(), LocalSettings())
             with one_thread():
                 turn()
                 total += PER_LEVEL * STEPS * seconds(turn) / len(batches)

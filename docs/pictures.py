@@ -63,7 +63,7 @@ def demo(folder: Path) -> None:
 
 
 def observations() -> None:
-    """The case study: similarity by depth in each setting, and against accuracy over the ResNet runs."""
+    """The case study: similarity by depth in each setting with 95 % intervals, and against accuracy over the runs."""
     cases = json.loads((RESULTS / "reproduce-mini-observations.json").read_text())["cases"]
     settings = list(dict.fromkeys(case["setting"] for case in cases))
     figure = Figure(figsize=(11, 3.4), layout="constrained")
@@ -78,7 +78,7 @@ def observations() -> None:
         axes.set(
             xlabel=where,
             ylabel="mean CKA over pairs of clients",
-            ylim=(0.4, 1.02),
+            ylim=(0.4, 1.05),
             xticks=range(1, 5 if model == "ResNet" else 7),
         )
         axes.set_title(f"{model}: similarity by depth", loc="left", fontsize=10)

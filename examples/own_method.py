@@ -11,7 +11,7 @@ import incofl
 from incofl.client import ClientRule, Local
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
-from incofl.engine.round import Tally, run_round
+from incofl.engine.round import RoundStats, run_round
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ clipped = incofl.Method("clippedavg", "heteroavg with clipped gradients", client
 federation = replace(build(incofl.make_config()), method=clipped)
 executor, server = InProcess(federation), federation.start()
 for _ in range(5):
-    tally = Tally()
-    server = run_round(server, clipped, federation.schedule(server.round, size=5), executor, tally)
+    stats = RoundStats()
+    server = run_round(server, clipped, federation.schedule(server.round, size=5), executor, stats)
     accuracies = [score.accuracy for score in executor.evaluate(server, federation.levels_in_use)]
-    print(f"{clipped.name}  round {server.round}  loss {tally.loss:.3f}  accuracy {sum(accuracies) / 5:.3f}")
+    print(f"{clipped.name}  round {server.round}  loss {stats.loss:.3f}  accuracy {sum(accuracies) / 5:.3f}")

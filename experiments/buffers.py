@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from intervals import half_width
+
 import incofl
 
 HERE = Path(__file__).parent
@@ -40,18 +42,21 @@ def train(data: str, root: str, method: str, policy: str, seed: int) -> dict[str
 
 def spread(values: list[float]) -> str:
     points = [100 * value for value in values]
-    return f"{mean(points):.1f} ± {stdev(points):.1f}" if len(points) > 1 else f"{points[0]:.1f}"
+    return (
+        f"{mean(points):.1f} ± {half_width(stdev(points), len(points)):.1f}" if len(points) > 1 else f"{points[0]:.1f}"
+    )
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """Accuracy in percent at the last evaluation, mean and standard deviation over the seeds that are complete."""
+    """Accuracy in percent at the last evaluation, mean and 95 % interval over the seeds that are complete."""
     last = {(run["method"], run["buffers"], run["seed"]): run["rows"][-1] for run in runs}
     arms = list(itertools.product(POLICIES, METHODS))
     seeds = sorted(s for s in {seed for *_, seed in last} if all((m, p, s) in last for p, m in arms))
     if not seeds:
         return "No seed is complete yet.\n"
     lines = [
-        "| buffers | method | mean of levels | smallest | 2 | 3 | 4 | largest | mean, last five evaluations |",
+        "| buffers | method | mean of the levels | smallest | 2 | 3 | 4 | largest "
+        "| mean of the last five evaluations |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     tail = {(r["method"], r["buffers"], r["seed"]): mean(row["accuracy"] for row in r["rows"][-5:]) for r in runs}
@@ -79,7 +84,7 @@ def table(runs: list[dict[str, Any]]) -> str:
     commits = sorted({run["commit"][:12] for run in runs if run["commit"]})
     lines += [
         "",
-        f"Seeds {', '.join(map(str, seeds))}; accuracy in percent, mean ± standard deviation over seeds; "
+        f"Seeds {', '.join(map(str, seeds))}; accuracy in percent, mean ± half width of the 95 % interval; "
         f"commit {', '.join(commits)}.",
     ]
     return "\n".join(lines) + "\n"

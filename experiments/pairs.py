@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from incofl.engine.compare import Difference
 from incofl.methods import METHODS
+from incofl.statistics import paired
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -20,7 +20,7 @@ def pairs(name: str) -> str:
     for base, result in found.items():
         extended = METHODS[f"{base}+inco"].name if METHODS[base].extensible else ""
         if extended in found:
-            gap = Difference.of(found[extended]["seeds"], result["seeds"])
+            gap = paired(found[extended]["seeds"], result["seeds"])
             assert gap.half_width is not None
             means = " | ".join(f"{100 * found[method]['last_ten']['mean']:.1f}" for method in (base, extended))
             interval = f"{100 * gap.mean:+.1f} ± {100 * gap.half_width:.1f}"

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 from incofl.config import Config, make_config
+from incofl.engine.backend import WORKERS
 from incofl.engine.build import build
 from incofl.engine.executor import Executor, InProcess, make_store
 from incofl.engine.federation import Federation
 from incofl.engine.processes import WorkerProcesses
-from incofl.engine.round import Tally, run_round
-from incofl.engine.run import WORKERS
+from incofl.engine.round import RoundStats, run_round
 from incofl.engine.store import ClientStore
 from incofl.server import Server
 from tests.texts import text_config
@@ -62,7 +62,7 @@ def run_rounds(
     for _ in range(rounds):
         before = servers[-1]
         jobs = federation.schedule(before.round, cohort)
-        tally = Tally(on_accepted=store.keeper(before.round))
-        servers.append(run_round(before, federation.method, jobs, executor, tally))
+        stats = RoundStats(on_accepted=store.keeper(before.round))
+        servers.append(run_round(before, federation.method, jobs, executor, stats))
     executor.close()
     return servers

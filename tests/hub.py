@@ -1,7 +1,10 @@
-"""A Hub that needs no network and holds a small SVHN."""
+"""A stand-in for the package ``datasets`` and the Hub behind it: no network, few examples."""
 
 import dataclasses
 import functools
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,10 +12,11 @@ import torch
 from PIL import Image
 
 from incofl.data import DATASETS, Examples
-from incofl.data.hub import Remote
-from incofl.data.svhn import svhn
+from incofl.data.cache import Reader, read_cache_first
+from incofl.data.images import svhn
 
-Calls = list[tuple[str, str | None, str]]  # repository, subset, split
+Row = dict[str, Any]
+Calls = list[tuple[str, str | None, str, str | None]]  # repository, subset, split, revision
 
 
 def examples(count: int, *shape: int) -> Examples:
@@ -21,18 +25,36 @@ def examples(count: int, *shape: int) -> Examples:
     return Examples(x, torch.arange(count) * 10 // count)
 
 
-def serve_small_svhn(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Replaces the Hub, and the source by one that expects the small sizes; the calls that are made."""
+def image_rows(part: Examples, column: str = "image") -> list[Row]:
+    """Rows as the Hub has them: images as pictures, labels as numbers."""
+    pictures = [Image.fromarray(x.permute(1, 2, 0).squeeze(2).contiguous().numpy()) for x in part.x]
+    return [{column: picture, "label": label} for picture, label in zip(pictures, part.y.tolist(), strict=True)]
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, splits: Mapping[str, Sequence[Row]]) -> Calls:
+    """Puts the stand-in in place of ``datasets``, which holds these splits; returns the calls that are made to it."""
     calls: Calls = []
 
-    def rows(remote: Remote, split: str) -> list[dict[str, Any]]:
-        calls.append((remote.repository, remote.subset, split))
-        part = examples(40 if split == "train" else 20, 3, 32, 32)
-        pictures = [Image.fromarray(x.permute(1, 2, 0).contiguous().numpy()) for x in part.x]
-        return [{"image": image, "label": label} for image, label in zip(pictures, part.y.tolist(), strict=True)]
+    def load_dataset(repository: str, subset: str | None, *, split: str, revision: str | None) -> Sequence[Row]:
+        calls.append((repository, subset, split, revision))
+        return splits[split]
 
-    monkeypatch.setattr(Remote, "rows", rows)
-    published = dataclasses.replace(DATASETS["svhn"].published, train=(4,) * 10, test=(2,) * 10)
-    small = dataclasses.replace(DATASETS["svhn"], load=functools.partial(svhn, sizes=(40, 20)), published=published)
-    monkeypatch.setitem(DATASETS, "svhn", small)
+    module = ModuleType("datasets")
+    monkeypatch.setattr(module, "load_dataset", load_dataset, raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", module)
     return calls
+
+
+def expect(monkeypatch: pytest.MonkeyPatch, name: str, train: int, test: int, read: Reader | None = None) -> None:
+    """Replaces a source by one of which so many examples of each class are published."""
+    source = DATASETS[name]
+    published = dataclasses.replace(source.published, train=(train,) * 10, test=(test,) * 10)
+    load = source.load if read is None else functools.partial(read_cache_first, name, 10, read)
+    monkeypatch.setitem(DATASETS, name, dataclasses.replace(source, load=load, published=published))
+
+
+def serve_small_svhn(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """A Hub with 40 and 20 digits of SVHN, which are all that is published."""
+    expect(monkeypatch, "svhn", 4, 2, functools.partial(svhn, sizes=(40, 20)))
+    parts = {"train": examples(40, 3, 32, 32), "test": examples(20, 3, 32, 32)}
+    return serve(monkeypatch, {split: image_rows(part) for split, part in parts.items()})

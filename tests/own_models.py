@@ -68,3 +68,46 @@ class Volumes(nn.Module):
 def volumes(classes: int) -> nn.Module:
     """What ``model.name`` names."""
     return Volumes(classes)
+
+
+class TwoTowers(nn.Module):
+    """Two inputs, an image and a text, added up before the blocks."""
+
+    def __init__(self, vocabulary: int, classes: int) -> None:
+        super().__init__()
+        self.image = nn.Linear(64, 16)
+        self.words = nn.Embedding(vocabulary, 16)
+        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3)])
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, image: Tensor, words: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.head(self.blocks(self.image(image.flatten(1)) + self.words(words).mean(1)))
+        return logits
+
+
+def two_towers(classes: int, vocabulary: int) -> nn.Module:
+    """What ``model.name`` names."""
+    return TwoTowers(vocabulary, classes)
+
+
+class Viewing(nn.Module):
+    """Convolutions, and then a view that only images with their channels first have."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.stem = nn.Conv2d(channels, 8, 3, padding=1)
+        self.blocks = nn.Sequential(*[nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(3)])
+        self.head = nn.Linear(8 * height * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = self.blocks(self.stem(x))
+        logits: Tensor = self.head(x.view(x.size(0), -1))
+        return logits
+
+
+def viewing(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """What ``model.name`` names."""
+    return Viewing(shape, classes)

@@ -6,12 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incofl.aggregate import Accumulator, Part
+from incofl.aggregate import Accumulator, Contribution
 from incofl.layout import Layout
 from incofl.models import ModelOptions, make_model
 from incofl.server import Change
-from incofl.split import WidthSplitter
-from incofl.split.width import Window
+from incofl.split import Splitter, Window
 
 LAYOUT: Layout = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8))).layout
 
@@ -32,10 +31,10 @@ def test_agrees_with_a_dense_mean_over_nan_masks(
     dense: dict[str, list[np.ndarray]] = {name: [] for name in LAYOUT.parameters}
     weights = []
     for ratio, first, second, examples in clients:
-        piece = WidthSplitter((ratio,), ((first, second),), window).slice(LAYOUT, 0, seed % 17)
+        piece = Splitter((ratio,), ((first, second),), window).slice(LAYOUT, 0, seed % 17)
         held = {name: shape for name, shape in piece.shapes.items() if name in LAYOUT.parameters}
         part = {name: torch.randn(s, generator=generator, dtype=torch.float64) for name, s in held.items()}
-        accumulator.add(Part(piece, part, float(examples + 1)))
+        accumulator.add(Contribution(piece, part, float(examples + 1)))
         weights.append(examples + 1)
         for name in LAYOUT.parameters:
             full = np.full(LAYOUT.shapes[name], np.nan)
@@ -61,12 +60,12 @@ def test_agrees_with_a_dense_mean_over_nan_masks(
 
 def test_by_hand() -> None:
     """Two clients hold channel 0 (updates 1 and 4, weights 1 and 3), one holds channel 1 (6): means 13/4 and 6."""
-    splitter = WidthSplitter((0.5, 1.0), ((1, 1), (1, 1)))
+    splitter = Splitter((0.5, 1.0), ((1, 1), (1, 1)))
     layout = make_model("tiny-resnet", ModelOptions(width=0.25, shape=(1, 8, 8))).layout  # two channels in stage 1
     narrow, wide = splitter.slice(layout, 0, 0), splitter.slice(layout, 1, 0)
     accumulator = Accumulator(layout)
-    accumulator.add(Part(narrow, {"bn1.weight": torch.tensor([1.0])}, 1.0))
-    accumulator.add(Part(wide, {"bn1.weight": torch.tensor([4.0, 6.0])}, 3.0))
+    accumulator.add(Contribution(narrow, {"bn1.weight": torch.tensor([1.0])}, 1.0))
+    accumulator.add(Contribution(wide, {"bn1.weight": torch.tensor([4.0, 6.0])}, 3.0))
     covered = accumulator.mean()
     assert covered.values["bn1.weight"].tolist() == [3.25, 6.0]
     assert covered.weight["bn1.weight"].tolist() == [4.0, 3.0]
@@ -74,10 +73,10 @@ def test_by_hand() -> None:
 
 def test_whole_numbers_are_truncated() -> None:
     """Counters 3, 4 and 4 average to 3.67, kept as 3."""
-    piece = WidthSplitter((1.0,), ((2, 2),)).slice(LAYOUT, 0, 0)
+    piece = Splitter((1.0,), ((2, 2),)).slice(LAYOUT, 0, 0)
     accumulator = Accumulator(LAYOUT)
     for count in (3, 4, 4):
-        accumulator.add(Part(piece, {"bn1.num_batches_tracked": torch.tensor(count)}))
+        accumulator.add(Contribution(piece, {"bn1.num_batches_tracked": torch.tensor(count)}))
     mean = accumulator.mean().values["bn1.num_batches_tracked"]
     assert mean.dtype == torch.int64
     assert int(mean) == 3
@@ -85,10 +84,10 @@ def test_whole_numbers_are_truncated() -> None:
 
 def test_positions_held_by_nobody_keep_every_bit() -> None:
     """Even a negative zero, which adding zero would turn into a positive one, and a NaN."""
-    splitter = WidthSplitter((0.5,), ((1, 1),))
+    splitter = Splitter((0.5,), ((1, 1),))
     piece = splitter.slice(LAYOUT, 0, 0)
     accumulator = Accumulator(LAYOUT)
-    accumulator.add(Part(piece, {"bn1.weight": torch.ones(4)}))
+    accumulator.add(Contribution(piece, {"bn1.weight": torch.ones(4)}))
     state = {"bn1.weight": torch.tensor([1.0, 1, 1, 1, -0.0, float("nan"), 3e-45, 7])}
     new = Change(update=accumulator.mean()).apply(state)
     assert new["bn1.weight"][:4].tolist() == [2.0] * 4
@@ -98,10 +97,10 @@ def test_positions_held_by_nobody_keep_every_bit() -> None:
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, 2.0**22), (torch.float64, 2.0**22 + 0.5)])
 def test_precision_of_the_running_sum(dtype: torch.dtype, expected: float) -> None:
     """(2^24 + 1 + 1 + 0) / 4: the ones are lost in a float32 sum and kept in a float64 one."""
-    piece = WidthSplitter((1.0,), ((2, 2),)).slice(LAYOUT, 0, 0)
+    piece = Splitter((1.0,), ((2, 2),)).slice(LAYOUT, 0, 0)
     accumulator = Accumulator(LAYOUT, dtype)
     for value in (2.0**24, 1.0, 1.0, 0.0):
-        accumulator.add(Part(piece, {"fc.bias": torch.full((10,), value)}))
+        accumulator.add(Contribution(piece, {"fc.bias": torch.full((10,), value)}))
     assert float(accumulator.mean().values["fc.bias"][0]) == expected
 
 
@@ -109,14 +108,14 @@ def test_precision_of_the_running_sum(dtype: torch.dtype, expected: float) -> No
 def test_who_arrives_together_does_not_matter(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
     """One by one, in groups or all at once, in chunks or whole: the same sums, bit for bit."""
     monkeypatch.setattr("incofl.aggregate._CHUNK", 50)
-    splitter = WidthSplitter((0.4, 0.7, 1.0), ((1, 1), (2, 1), (2, 2)), window)
+    splitter = Splitter((0.4, 0.7, 1.0), ((1, 1), (2, 1), (2, 2)), window)
     slices = [splitter.slice(LAYOUT, level, 5) for level in range(3)]
     generator = torch.Generator().manual_seed(1)
     parts = []
     for level, weight in ((2, 3.0), (2, 0.1), (1, 7.0), (0, 1.0), (1, 2.0), (2, 5.0)):
         held = {name: shape for name, shape in slices[level].shapes.items() if name in LAYOUT.parameters}
         values = {name: torch.randn(shape, generator=generator) for name, shape in held.items()}
-        parts.append(Part(slices[level], values, weight))
+        parts.append(Contribution(slices[level], values, weight))
 
     def result(*sizes: int) -> dict[str, torch.Tensor]:
         accumulator, rest = Accumulator(LAYOUT), list(parts)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from incofl.client import ClientRule, Given, Local, LocalSettings, evaluate, train
+from incofl.client import ClientInput, ClientRule, Local, LocalSettings, evaluate, train
 from incofl.errors import ConfigError
+from incofl.task import CLASSIFICATION
 from incofl.tensors import clone
 
 
@@ -38,7 +39,7 @@ def batch(value: float, label: int = 0) -> tuple[Tensor, Tensor]:
 def test_two_sgd_steps_by_hand() -> None:
     """w = 1, targets 3 then 0, lr 0.5: w = 1 + 0.5*2 = 2, then 2 - 0.5*2 = 1; update 0; losses 2 and 2."""
     settings = LocalSettings(optimizer="sgd", lr=0.5, momentum=0.0)
-    trained = train(Scalar(), Given({"w": torch.tensor(1.0)}), [batch(3), batch(0)], SquaredRule(), settings)
+    trained = train(Scalar(), ClientInput({"w": torch.tensor(1.0)}), [batch(3), batch(0)], SquaredRule(), settings)
     assert float(trained.update["w"]) == 0.0
     assert (trained.steps, trained.loss) == (2, 2.0)
 
@@ -46,20 +47,20 @@ def test_two_sgd_steps_by_hand() -> None:
 def test_momentum_by_hand() -> None:
     """w = 0, target 1 twice, lr 0.1, momentum 0.9: v = -1, w = 0.1; v = -0.9 - 0.9 = -1.8, w = 0.28."""
     settings = LocalSettings(optimizer="sgd", lr=0.1, momentum=0.9)
-    trained = train(Scalar(), Given({"w": torch.tensor(0.0)}), [batch(1), batch(1)], SquaredRule(), settings)
+    trained = train(Scalar(), ClientInput({"w": torch.tensor(0.0)}), [batch(1), batch(1)], SquaredRule(), settings)
     assert float(trained.update["w"]) == pytest.approx(0.28)
 
 
 def test_cross_entropy_is_the_default() -> None:
     """At w = 0 the gradient for label 0 and x = 2 is (0.5 - 1) * 2 = -1."""
     settings = LocalSettings(optimizer="sgd", lr=0.1, momentum=0.0)
-    trained = train(Scalar(), Given({"w": torch.tensor(0.0)}), [batch(2.0)], ClientRule(), settings)
+    trained = train(Scalar(), ClientInput({"w": torch.tensor(0.0)}), [batch(2.0)], ClientRule(), settings)
     assert float(trained.update["w"]) == pytest.approx(0.1)
     assert trained.loss == pytest.approx(0.6931, abs=1e-4)
 
 
 def test_adam_moves_by_its_learning_rate() -> None:
-    trained = train(Scalar(), Given({"w": torch.tensor(0.0)}), [batch(2.0)], ClientRule(), LocalSettings(lr=1e-3))
+    trained = train(Scalar(), ClientInput({"w": torch.tensor(0.0)}), [batch(2.0)], ClientRule(), LocalSettings(lr=1e-3))
     assert float(trained.update["w"]) == pytest.approx(1e-3, rel=1e-4)
 
 
@@ -69,8 +70,8 @@ def test_what_was_received_is_not_touched_and_a_second_turn_starts_afresh() -> N
     received = clone(model.state_dict())
     before = clone(received)
     data = [(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1] * 4))] * 3
-    first = train(model, Given(received), data, ClientRule(), LocalSettings())
-    second = train(model, Given(received), data, ClientRule(), LocalSettings())
+    first = train(model, ClientInput(received), data, ClientRule(), LocalSettings())
+    second = train(model, ClientInput(received), data, ClientRule(), LocalSettings())
     assert all(torch.equal(received[name], before[name]) for name in before)
     assert all(bool(value.abs().sum() > 0) for value in first.update.values())
     assert all(torch.equal(first.update[name], second.update[name]) for name in first.update)
@@ -100,7 +101,7 @@ def test_hooks_run_in_order() -> None:
             calls.append(f"adjust {local.steps}")
 
     settings = LocalSettings(optimizer="sgd", momentum=0.0)
-    trained = train(Scalar(), Given({"w": torch.tensor(5.0)}), [batch(1), batch(1)], Spy(), settings)
+    trained = train(Scalar(), ClientInput({"w": torch.tensor(5.0)}), [batch(1), batch(1)], Spy(), settings)
     assert calls == ["begin 5", "loss", "adjust 0", "loss", "adjust 1"]
     assert float(trained.update["w"]) == 0.0
 
@@ -109,14 +110,22 @@ def test_evaluation_counts_every_example() -> None:
     """w = 1: x > 0 means class 0. Batches of three and one; three of four are right."""
     batches = [(torch.tensor([[1.0], [2.0], [-1.0]]), torch.tensor([0, 0, 0])), batch(-2.0, 1)]
     score = evaluate(Scalar(), {"w": torch.tensor(1.0)}, iter(batches))
-    assert score.accuracy == 0.75
+    assert CLASSIFICATION.values(score)["accuracy"] == 0.75
     expected = torch.log1p(torch.exp(torch.tensor([-1.0, -2.0, 1.0, -2.0]))).mean()
-    assert score.loss == pytest.approx(float(expected), rel=1e-5)
+    assert CLASSIFICATION.values(score)["loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("epochs", 0), ("batch_size", 1), ("lr", 0.0), ("momentum", 1.0), ("weight_decay", -0.1), ("optimizer", "lamb")],
+    [
+        ("epochs", 0),
+        ("batch_size", 1),
+        ("lr", 0.0),
+        ("momentum", 1.0),
+        ("weight_decay", -0.1),
+        ("optimizer", "lamb"),
+        ("nesterov", "yes"),
+    ],
 )
 def test_settings_out_of_range(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"local.{field}: got"):

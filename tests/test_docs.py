@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,31 @@ README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+def fenced(text: str) -> Iterator[tuple[int, str, str]]:
+    """The Python blocks of a page: line, what is said after ``python``, and the code."""
+    for block in re.finditer(r"^( *)```python *([^\n]*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE):
+        yield text.count("\n", 0, block.start()) + 1, block[2].strip(), textwrap.dedent(block[3])
+
+
 def python_blocks(text: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return [code for _, _, code in fenced(text)]
+
+
+def runnable() -> Iterator[object]:
+    """Every ```python block of the pages; not ```python no-run, and ```python slow among the slow tests."""
+    for page in PAGES:
+        for line, word, code in fenced(page.read_text()):
+            marks = {"": (), "no-run": None, "slow": (pytest.mark.slow,)}[word]  # no other word has a meaning
+            if marks is not None:
+                yield pytest.param(code, id=f"{page.relative_to(ROOT)}:{line}", marks=marks)
+
+
+@pytest.mark.parametrize("code", list(runnable()))
+def test_python_blocks_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by itself, in a folder of its own, as a script that somebody has copied it into."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "block.py").write_text(code)
+    runpy.run_path("block.py", run_name="__main__")
 
 
 def test_readme_prints_the_round_function_unabridged() -> None:

@@ -5,7 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incofl.statistics import correlation, mean_and_half_width, paired, sign_test, student_quantile
+from incofl.statistics import (
+    correlation,
+    mean_and_half_width,
+    paired,
+    sign_test,
+    student_quantile,
+    tail,
+    tail_mean,
+    tail_name,
+    visible_effect,
+)
 
 # Two-sided 95 % points of Student's t, as printed in tables (six to ten digits).
 TABLE = {
@@ -105,3 +115,51 @@ def test_statistics_agree_with_scipy(pairs: list[tuple[int, float]]) -> None:
         assert found.spearman == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-9)
     if signs.share is not None:
         assert signs.p_value == pytest.approx(stats.binomtest(signs.wins, signs.wins + signs.losses).pvalue)
+
+
+def evaluations(rounds: range) -> list[dict[str, float]]:
+    return [{"round": at, "accuracy": at / 100} for at in rounds]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "judged", "name"),
+    [
+        (range(1, 2), [1], "round 1"),
+        (range(1, 6), [5], "round 5"),
+        (range(1, 21), [17, 18, 19, 20], "mean of rounds 17-20"),
+        (range(1, 51), list(range(41, 51)), "mean of rounds 41-50"),
+        (range(1, 501), list(range(491, 501)), "mean of rounds 491-500"),
+        (range(5, 101, 5), [95, 100], "mean of rounds 95, 100"),
+        (range(50, 501, 50), [500], "round 500"),
+        (range(0), [], None),
+    ],
+)
+def test_what_a_run_is_judged_by(rounds: range, judged: list[int], name: str | None) -> None:
+    found = tail(evaluations(rounds))
+    assert [row["round"] for row in found] == judged
+    if name is not None:
+        assert tail_name(found) == name
+        assert tail_mean(evaluations(rounds)) == pytest.approx(np.mean(judged) / 100)
+
+
+def test_what_a_run_is_judged_by_can_be_said() -> None:
+    assert [row["round"] for row in tail(evaluations(range(2, 13, 2)), rounds=4)] == [10, 12]
+
+
+@pytest.mark.parametrize(("pairs", "effect"), [(3, 3.264), (5, 1.682), (10, 0.996)])
+def test_the_effect_that_can_be_seen(pairs: int, effect: float) -> None:
+    """As tables of the power of a t test give it."""
+    assert visible_effect(pairs) == pytest.approx(effect, abs=1e-3)
+
+
+def test_the_power_agrees_with_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for pairs in (2, 3, 4, 6, 20, 100):
+        for power in (0.5, 0.8, 0.95):
+            shift = visible_effect(pairs, power) * math.sqrt(pairs)
+            assert stats.nct.sf(student_quantile(pairs - 1), pairs - 1, shift) == pytest.approx(power, abs=1e-3)
+
+
+def test_a_difference_knows_what_could_have_been_seen() -> None:
+    assert paired([1.0, 2.0, 3.0], [0.0, 0.0, 0.0]).visible_from == pytest.approx(visible_effect(3))
+    assert paired([1.0], [0.0]).visible_from is None

@@ -18,7 +18,7 @@ _CHUNK = 2**18  # elements of a sum that stay in a core's cache while several up
 
 
 @dataclass(frozen=True)
-class Covered:
+class CoveredMean:
     """Values in server coordinates, with the summed weight of the clients that hold each position.
 
     ``weight`` broadcasts over ``values`` (its size is 1 along dimensions that are never cut). Where it is zero nobody
@@ -41,21 +41,21 @@ class Covered:
 
 
 @dataclass(frozen=True)
-class Part:
+class Contribution:
     """What one client adds.
 
     Attributes:
-        slice: which positions it holds.
-        values: in the coordinates of the slice.
-        weight: in the mean.
-        length: the values are divided by it, and the mean is multiplied by the mean length of those who hold a
-            position: FedNova's normalisation. All of length 1: the plain mean.
+        slice: the positions that it holds.
+        values: its values, in the coordinates of the slice.
+        weight: its weight in the mean.
+        normaliser: the values are divided by it, and the mean is multiplied by the mean normaliser of the clients that
+            hold a position (FedNova). With 1 for all it is the plain mean.
     """
 
     slice: Slice
     values: Mapping[str, Tensor]
     weight: float = 1.0
-    length: float = 1.0
+    normaliser: float = 1.0
 
 
 class Accumulator:
@@ -66,21 +66,21 @@ class Accumulator:
         self._dtype = dtype
         self._sum: Tensors = {}
         self._dtypes: dict[str, torch.dtype] = {}
-        # Clients of a level share a slice: there are few, and their weights (and weighted lengths) are added up first.
+        # Clients of a level share a slice: there are few, whose weights and weighted normalisers are added up first.
         self._weights: dict[tuple[int, frozenset[str]], tuple[Slice, float, float]] = {}
         self._normalised = False
 
-    def add(self, *parts: Part) -> None:
+    def add(self, *parts: Contribution) -> None:
         """Adds what some clients uploaded. The sums depend on the order of the clients, not on who comes together.
 
-        Of parts that come together a piece of a sum is fetched from memory once, and not once per part.
+        For parts that come together, each piece of a sum is fetched from memory once, not once per part.
         """
-        large: dict[str, list[Part]] = {}
+        large: dict[str, list[Contribution]] = {}
         for part in parts:
             key = id(part.slice), frozenset(part.values)
-            _, weight, length = self._weights.get(key, (part.slice, 0.0, 0.0))
-            self._weights[key] = part.slice, weight + part.weight, length + part.weight * part.length
-            self._normalised |= part.length != 1.0
+            _, weight, normaliser = self._weights.get(key, (part.slice, 0.0, 0.0))
+            self._weights[key] = part.slice, weight + part.weight, normaliser + part.weight * part.normaliser
+            self._normalised |= part.normaliser != 1.0
             small: Tensors = {}
             for name, value in part.values.items():
                 if math.prod(self._layout.shapes[name]) > _CHUNK:
@@ -89,13 +89,13 @@ class Accumulator:
                 if name not in self._sum:
                     self._sum[name] = self._new(name, value).zero_()
                 small[name] = value
-            part.slice.put(small, self._sum, part.weight / part.length)
+            part.slice.put(small, self._sum, part.weight / part.normaliser)
         for name, holders in large.items():
             # Neighbours that hold the same positions are added chunk by chunk; their order is kept.
             for _, same in itertools.groupby(holders, key=lambda p: None if name in p.slice.whole else id(p.slice)):
                 self._add(name, list(same))
 
-    def mean(self) -> Covered:
+    def mean(self) -> CoveredMean:
         """Sum over weight where somebody held the position, exactly 0 elsewhere. Whole numbers are truncated.
 
         The sums become the means: an accumulator has one mean.
@@ -108,54 +108,54 @@ class Accumulator:
         weights: Tensors = {}
         for names in alike.values():
             held = [part for (_, known), part in self._weights.items() if names[0] in known]
-            weight = self._spread(names[0], [(piece, total) for piece, total, _ in held])
+            weight = self._spread(names[0], [(slice_, total) for slice_, total, _ in held])
             weights |= dict.fromkeys(names, weight)
             divisor = torch.where(weight > 0, weight, 1)
             totals = [self._sum[name] for name in names]
             torch._foreach_div_(totals, float(divisor) if weight.numel() == 1 else [divisor] * len(totals))
             if self._normalised:
-                length = self._spread(names[0], [(piece, total) for piece, _, total in held]) / divisor
-                torch._foreach_mul_(totals, [length] * len(totals))
+                normaliser = self._spread(names[0], [(slice_, total) for slice_, _, total in held]) / divisor
+                torch._foreach_mul_(totals, [normaliser] * len(totals))
         values = {name: total.to(self._dtypes[name]) for name, total in self._sum.items()}
         self._sum = {}
-        return Covered(values, weights)
+        return CoveredMean(values, weights)
 
     def _new(self, name: str, value: Tensor) -> Tensor:
         self._dtypes[name] = value.dtype
         # Whole numbers (counters of batch norm) are summed exactly, in float64.
         return empty(self._layout.shapes[name], self._dtype if value.is_floating_point() else torch.float64)
 
-    def _add(self, name: str, parts: Sequence[Part]) -> None:
+    def _add(self, name: str, parts: Sequence[Contribution]) -> None:
         """Adds parts that hold the same positions of a tensor."""
-        piece, fresh = parts[0].slice, name not in self._sum
+        slice_, fresh = parts[0].slice, name not in self._sum
         if fresh:
             self._sum[name] = self._new(name, parts[0].values[name])
-            if name not in piece.whole:
+            if name not in slice_.whole:
                 self._sum[name].zero_()
-        target = piece.view(name, self._sum[name])
+        target = slice_.view(name, self._sum[name])
         if target is None:
             for part in parts:
-                piece.put({name: part.values[name]}, self._sum, part.weight / part.length)
+                slice_.put({name: part.values[name]}, self._sum, part.weight / part.normaliser)
             return
         rows = max(1, _CHUNK * len(target) // target.numel())
         for start in range(0, len(target), rows):
             chunk = target[start : start + rows]
-            if fresh and name in piece.whole:
+            if fresh and name in slice_.whole:
                 chunk.zero_()  # here it is in the cache when the first part is added
             for part in parts:
-                chunk.add_(part.values[name][start : start + rows], alpha=part.weight / part.length)
+                chunk.add_(part.values[name][start : start + rows], alpha=part.weight / part.normaliser)
 
     def _spread(self, name: str, holders: Sequence[tuple[Slice, float]]) -> Tensor:
         return spread(self._layout, name, holders).to(self._sum[name].dtype)
 
 
 def spread(layout: Layout, name: str, holders: Sequence[tuple[Slice, float]]) -> Tensor:
-    """At each position of a tensor the sum of the numbers of those that hold it; size 1 along dimensions never cut."""
+    """Sums, at each position of a tensor, the numbers of those that hold it; size 1 along dimensions never cut."""
     shape = layout.shapes[name]
-    if all(name in piece.whole for piece, _ in holders):
+    if all(name in slice_.whole for slice_, _ in holders):
         return torch.full([1] * len(shape), sum(number for _, number in holders), dtype=torch.float64)
-    cut = [any(cuts(piece.index[name][dim]) for piece, _ in holders) for dim in range(len(shape))]
+    cut = [any(cuts(slice_.index[name][dim]) for slice_, _ in holders) for dim in range(len(shape))]
     total = torch.zeros([n if is_cut else 1 for n, is_cut in zip(shape, cut, strict=True)], dtype=torch.float64)
-    for piece, number in holders:
-        piece.put({name: torch.ones((), dtype=torch.float64)}, {name: total}, number)
+    for slice_, number in holders:
+        slice_.put({name: torch.ones((), dtype=torch.float64)}, {name: total}, number)
     return total

@@ -1,81 +1,141 @@
 """A client's turn: the only local training loop, with its hooks, and the evaluation of a model."""
 
+import dataclasses
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Self
 
 import torch
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
-from torch.nn import functional
 
 from incofl.errors import ConfigError
-from incofl.layout import Layout
+from incofl.imports import load_attribute
+from incofl.inputs import Inputs, call
+from incofl.layout import Layout, frozen_entries, frozen_norms
+from incofl.options import options
+from incofl.schedule import Schedule
+from incofl.split import Slice
+from incofl.task import CLASSIFICATION, Score, Task
 from incofl.tensors import Tensors, empty
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Any, Tensor]  # inputs and targets
 
 
-@dataclass(frozen=True)
-class LocalSettings:
+@options("local")
+class LocalSettings(Schedule):
     """How a client trains: the config section ``local``.
 
     Attributes:
+        schedule: of the learning rate over the rounds: ``constant``, ``step`` (times ``decay`` after every
+            ``decay_every`` rounds) or ``cosine`` (from ``lr`` to ``decay_to`` times ``lr`` over ``decay_rounds``).
+        decay: factor of a step of the learning rate.
+        decay_every: number of rounds between two steps.
+        decay_to: last value of the cosine, as a share of ``lr``.
+        decay_rounds: number of rounds of the cosine; left out, those of the run.
         epochs: passes over the client's data in a round.
         batch_size: examples per step.
-        optimizer: ``adam`` or ``sgd``, new in every round.
+        optimizer: ``adam``, ``adamw``, ``sgd``, or your own as ``package.module:attribute``; new in every round.
         lr: learning rate.
-        momentum: of SGD.
-        weight_decay: L2 penalty.
+        momentum: momentum of SGD.
+        nesterov: whether the momentum of SGD is Nesterov's.
+        weight_decay: L2 penalty; for AdamW the decoupled decay.
+        max_grad_norm: bound of the norm of a step's gradient, or none.
         drop_last: leave out the last, partial batch of an epoch, as the paper's code does.
     """
 
-    epochs: int = 5
-    batch_size: int = 64
-    optimizer: Literal["adam", "sgd"] = "adam"
-    lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 0.0
+    epochs: Annotated[int, Ge(1), Lt(2**31)] = 5
+    batch_size: Annotated[int, Ge(2), Lt(2**31)] = 64
+    optimizer: str = "adam"
+    lr: Annotated[float, Gt(0)] = 1e-3
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
+    nesterov: bool = False
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    max_grad_norm: Annotated[float, Gt(0)] | None = None
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, least in (("epochs", self.epochs, 1), ("batch_size", self.batch_size, 2)):
-            if not least <= value < 2**31:
-                raise ConfigError(f"local.{name}: got {value}, expected a whole number >= {least}")
-        if self.optimizer not in ("adam", "sgd"):
-            raise ConfigError(f"local.optimizer: got {self.optimizer!r}, expected adam or sgd")
-        if not self.lr > 0:
-            raise ConfigError(f"local.lr: got {self.lr}, expected a number > 0")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"local.momentum: got {self.momentum}, expected a number in [0, 1)")
-        if not self.weight_decay >= 0:
-            raise ConfigError(f"local.weight_decay: got {self.weight_decay}, expected a number >= 0")
+        if ":" not in self.optimizer and self.optimizer not in ("adam", "adamw", "sgd"):
+            raise ConfigError(
+                f"local.optimizer: got {self.optimizer!r}, expected adam, adamw, sgd or package.module:attribute"
+            )
+        if self.nesterov and not self.momentum:
+            raise ConfigError("local.nesterov: got true, expected local.momentum > 0 with it")
+
+    def in_round(self, round: int) -> Self:
+        """The settings with the learning rate of a round."""
+        factor = self.factor(round)
+        return self if factor == 1 else dataclasses.replace(self, lr=self.lr * factor)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """A new optimiser for every turn: clients keep no optimiser state between rounds."""
-        if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=True)
-        return torch.optim.SGD(
-            parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True
-        )
+        if self.optimizer == "sgd":
+            momentum = {"momentum": self.momentum, "nesterov": self.nesterov}
+            return torch.optim.SGD(parameters, lr=self.lr, **momentum, weight_decay=self.weight_decay, fused=True)  # type: ignore[arg-type]
+        if self.optimizer in ("adam", "adamw"):
+            kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
+            return kind(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=True)
+        factory = load_attribute(self.optimizer, "local.optimizer")
+        known = inspect.signature(factory).parameters
+        wanted = {key: getattr(self, key) for key in ("lr", "momentum", "nesterov", "weight_decay") if key in known}
+        made = factory(parameters, **wanted)
+        if not isinstance(made, torch.optim.Optimizer):
+            kind_name = type(made).__name__
+            raise ConfigError(f"local.optimizer: {self.optimizer} made a {kind_name}, expected a torch.optim.Optimizer")
+        return made
 
 
 @dataclass(frozen=True)
-class Given:
+class ClientInput:
     """What a client starts a turn from, all in the coordinates of its slice.
 
     Attributes:
         state: the model that the server sent.
-        sent: what the server sent besides, if the method sends something (Scaffold's variate).
+        extra: what the server sent in addition, if the method sends something (Scaffold's variate).
         memory: what the client kept from its last turn, if the method keeps something; empty in its first turn.
-        labels: how many examples of each class it has.
-        round: the 0-based number of the round.
+        labels: number of its examples of each class; ``None`` for tasks without classes.
+        round: number of the round, from 0 on.
     """
 
     state: Tensors
-    sent: Tensors = field(default_factory=dict)
+    extra: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)
     labels: Tensor | None = None
     round: int = 0
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What comes of a client's turn, in the coordinates of its slice.
+
+    Attributes:
+        client: the number of the client.
+        level: its size.
+        slice: the part of the server model that it holds.
+        update: of the trained parameters, new minus received.
+        buffers: their new values.
+        examples: number of its examples.
+        steps: number of optimiser steps.
+        loss: mean over the examples of all epochs.
+        extra: what the method uploads in addition.
+        memory: what the client keeps for its next turn: it stays with the client, and no server rule may look at it.
+        labels: number of its examples of each class; ``None`` for tasks without classes.
+        normaliser: what the update is divided by in the mean; see ``ClientRule.normaliser``.
+    """
+
+    client: int = 0
+    level: int = 0
+    slice: Slice = field(default_factory=lambda: Slice({}, {}))
+    update: Tensors = field(default_factory=dict)
+    buffers: Tensors = field(default_factory=dict)
+    examples: int = 0
+    steps: int = 0
+    loss: float = 0.0
+    extra: Tensors = field(default_factory=dict)
+    memory: Tensors = field(default_factory=dict)
+    labels: Tensor | None = None
+    normaliser: float = 1.0
 
 
 @dataclass
@@ -85,14 +145,16 @@ class Local:
     Attributes:
         model: the module that is trained.
         given: what the turn started from.
-        settings: how it trains.
-        steps: optimiser's steps so far.
+        settings: how it trains, with the learning rate of this round.
+        task: what it trains for.
+        steps: number of optimiser steps so far.
         scratch: for the rule alone.
     """
 
     model: nn.Module
-    given: Given
+    given: ClientInput
     settings: LocalSettings
+    task: Task = CLASSIFICATION
     steps: int = 0
     scratch: dict[str, Any] = field(default_factory=dict)
 
@@ -100,6 +162,39 @@ class Local:
     def received(self) -> Tensors:
         """The model that the server sent."""
         return self.given.state
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that are trained."""
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method is about to be used for: its parts refuse here what they cannot do.
+
+    Attributes:
+        model: the server model, without values.
+        example: a batch for it, without values.
+        layout: its structure.
+        task: what it is trained for.
+        buffers: the buffer policy.
+        compile: whether clients train compiled models.
+    """
+
+    model: nn.Module
+    example: Inputs
+    layout: Layout
+    task: Task = CLASSIFICATION
+    buffers: str = "per-level"
+    compile: bool = False
+
+    def need_classes(self, who: str, why: str, axis: bool = True) -> None:
+        """Refuses a task without classes, and a layout without an ``axis`` of classes."""
+        if not self.task.classes:
+            raise ConfigError(f"{who}: needs a task with classes, because {why}; the task is {self.task.name}")
+        if axis and "classes" not in self.layout.named_axes:
+            raise ConfigError(f"{who}: needs an axis named 'classes' in the model's layout, because {why}")
 
 
 @dataclass(frozen=True)
@@ -114,88 +209,68 @@ class ClientRule:
         return frozenset()
 
     def extra(self, layout: Layout) -> frozenset[str]:
-        """The entries that a client uploads besides its update and buffers."""
+        """The entries that a client uploads in addition to its update and buffers."""
         return frozenset()
 
     def held(self, layout: Layout) -> Sequence[frozenset[str]]:
-        """The entries, once for each copy, that a client holds during its turn besides what every method needs.
+        """The entries, once for each copy, that a client holds in addition to what every method needs.
 
-        For the estimate of its memory alone.
+        Only the estimate of its memory uses them.
         """
         return [self.memory(layout)]
 
-    def check(self, model: nn.Module, example: Tensor) -> None:
-        """Refuses a model that the method cannot train, with one clear line; ``example`` is a batch without values."""
+    def check(self, setting: Setting) -> None:
+        """Refuses a model or task that the method cannot train, with one clear line."""
 
     def extend(self, model: nn.Module, layout: Layout) -> Layout:
-        """Once, on the new server model: the place for layers of the method's own; the layout with them in it."""
+        """Called once with the new server model: adds layers to it and returns the layout that includes them."""
         return layout
 
     def prepare(self, model: nn.Module, layout: Layout) -> None:
-        """Once per sub-model, after it has been built: the place for hooks on layers."""
+        """Called once per sub-model, after it has been built: the place for hooks on layers."""
 
     def begin(self, local: Local) -> None:
-        """Before the first step, with the received weights in place."""
+        """Called before the first step, with the received weights in place."""
 
-    def loss(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of one batch."""
-        return functional.cross_entropy(local.model(x), y)
+    def loss(self, local: Local, x: Any, y: Tensor) -> Tensor:
+        """The loss of one batch; ``x`` is a tensor, a tuple or a dict of tensors, as the data have it."""
+        return local.task.loss(call(local.model, x), y)
 
     def adjust(self, local: Local) -> None:
-        """After the backward pass and before the optimiser's step: change gradients here."""
+        """Called after the backward pass and before the optimiser's step: change gradients here."""
 
     def correct(self, local: Local) -> None:
-        """After the optimiser's step: change parameters here."""
+        """Called after the optimiser's step: change parameters here."""
 
-    def finish(self, local: Local, trained: "Trained") -> tuple[Tensors, Tensors]:
-        """After the last step, with update and buffers in place: what is uploaded besides, and what is remembered."""
+    def finish(self, local: Local, update: Tensors) -> tuple[Tensors, Tensors]:
+        """Called after the last step: returns what is uploaded in addition to the update, and what is remembered."""
         return {}, {}
 
-    def length(self, settings: LocalSettings, steps: int) -> float:
-        """By what the update is normalised (FedNova); 1: not at all."""
+    def normaliser(self, settings: LocalSettings, steps: int) -> float:
+        """What the update is divided by before it is averaged (FedNova's a_i); 1: the plain mean."""
         return 1.0
-
-
-@dataclass
-class Trained:
-    """What local training gives.
-
-    Attributes:
-        update: of the parameters, new minus received.
-        buffers: their new values.
-        steps: of the optimiser.
-        loss: mean over the examples of all epochs.
-        extra: what the method uploads besides.
-        memory: what the client keeps for its next turn.
-        length: see ``ClientRule.length``.
-    """
-
-    update: Tensors
-    buffers: Tensors
-    steps: int = 0
-    loss: float = 0.0
-    extra: Tensors = field(default_factory=dict)
-    memory: Tensors = field(default_factory=dict)
-    length: float = 1.0
 
 
 def train(
     model: nn.Module,
-    given: Given,
+    given: ClientInput,
     batches: Iterable[Batch],
     rule: ClientRule,
     settings: LocalSettings,
-    into: Trained | None = None,
-) -> Trained:
-    """One client's local training, from the received weights, on batches it draws lazily.
+    task: Task = CLASSIFICATION,
+    into: Upload | None = None,
+) -> Upload:
+    """One client's local training, from the received weights, on batches that it draws lazily.
 
-    What it gives is written ``into`` the tensors of an earlier result, or into new ones on the CPU.
+    The result is written into the tensors of ``into``, or into new ones on the CPU.
     """
-    # load_state_dict copies into the model, so what was sent stays as it was however the model moves.
-    model.load_state_dict(given.state)
+    model.load_state_dict(given.state)  # copies, so what was sent stays as it was however the model moves
     model.train()
-    optimizer = settings.make_optimizer(model.parameters())
-    local = Local(model, given, settings)
+    for norm in frozen_norms(model).values():
+        norm.eval()  # else its statistics would move
+    local = Local(model, given, settings.in_round(given.round), task)
+    parameters = local.parameters
+    optimizer = local.settings.make_optimizer(parameters.values())
     rule.begin(local)
     total, examples = torch.zeros(()), 0
     for x, y in batches:
@@ -203,25 +278,29 @@ def train(
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         rule.adjust(local)
+        if settings.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(parameters.values(), settings.max_grad_norm)
         optimizer.step()
         rule.correct(local)
         local.steps += 1
         total += loss.detach() * len(y)
         examples += len(y)
-    parameters = dict(model.named_parameters())
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in given.state}
-    trained = Trained(like(parameters), like(buffers)) if into is None else into
+    buffers = changing_buffers(model, given.state)
+    upload = Upload(update=like(parameters), buffers=like(buffers)) if into is None else into
     with torch.no_grad():
         for name, parameter in parameters.items():
-            trained.update[name].copy_(parameter).sub_(given.state[name].cpu())
+            upload.update[name].copy_(parameter).sub_(given.state[name].cpu())
         for name, buffer in buffers.items():
-            trained.buffers[name].copy_(buffer)
-        trained.steps, trained.loss = local.steps, float(total) / max(examples, 1)
-        trained.length = rule.length(settings, local.steps)
-        for place, values in zip((trained.extra, trained.memory), rule.finish(local, trained), strict=True):
+            upload.buffers[name].copy_(buffer)
+        for place, values in zip((upload.extra, upload.memory), rule.finish(local, upload.update), strict=True):
             for name, value in values.items():
                 place[name] = value.cpu() if into is None else place[name].copy_(value)
-    return trained
+    return dataclasses.replace(
+        upload,
+        steps=local.steps,
+        loss=float(total) / max(examples, 1),
+        normaliser=rule.normaliser(settings, local.steps),
+    )
 
 
 def like(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -229,58 +308,37 @@ def like(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: empty(value.shape, value.dtype) for name, value in tensors.items()}
 
 
-@dataclass(frozen=True)
-class Score:
-    """Right answers and summed cross-entropy of a model on test examples; scores of parts of a test set add up.
-
-    Where every position of a text has a class of its own, positions are counted.
-    """
-
-    correct: int
-    loss_sum: float
-    examples: int
-
-    def __add__(self, other: "Score") -> "Score":
-        return Score(self.correct + other.correct, self.loss_sum + other.loss_sum, self.examples + other.examples)
-
-    @property
-    def accuracy(self) -> float:
-        """Share of right answers."""
-        return self.correct / self.examples
-
-    @property
-    def loss(self) -> float:
-        """Mean cross-entropy."""
-        return self.loss_sum / self.examples
-
-
 @torch.inference_mode()
-def evaluate(model: nn.Module, state: Tensors, batches: Iterable[Batch]) -> Score:
-    """Accuracy and mean cross-entropy over all examples; no partial batch is dropped."""
+def evaluate(model: nn.Module, state: Tensors, batches: Iterable[Batch], task: Task = CLASSIFICATION) -> Score:
+    """The totals of the task's metrics over all examples; no partial batch is dropped."""
     model.load_state_dict(state)
     model.eval()
-    correct, loss, examples = 0, 0.0, 0
+    score = Score()
     for x, y in batches:
-        logits = model(x)
-        correct += int((logits.argmax(1) == y).sum())
-        loss += float(functional.cross_entropy(logits, y, reduction="sum"))
-        examples += y.numel()
-    return Score(correct, loss, examples)
+        score += task.score(call(model, x), y)
+    return score
 
 
 @torch.no_grad()
-def measure_buffers(model: nn.Module, state: Tensors, batches: Iterable[Tensor]) -> Tensors:
+def measure_buffers(model: nn.Module, state: Tensors, batches: Iterable[Inputs]) -> Tensors:
     """Batch-norm statistics of a model as it is evaluated: plain means over the batches."""
     model.load_state_dict(state)
     model.eval()
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    fixed = frozen_norms(model).values()
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m not in fixed]
     usual = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None
         norm.train()
     for x in batches:
-        model(x)
+        call(model, x)
     for norm, momentum in zip(norms, usual, strict=True):
         norm.momentum = momentum
-    return {name: buffer.cpu().clone() for name, buffer in model.named_buffers() if name in state}
+    return {name: buffer.cpu().clone() for name, buffer in changing_buffers(model, state).items()}
+
+
+def changing_buffers(model: nn.Module, state: Tensors) -> Tensors:
+    """The buffers of a model that are part of its state and not frozen."""
+    frozen = frozen_entries(model)
+    return {name: buffer for name, buffer in model.named_buffers() if name in state and name not in frozen}

@@ -4,7 +4,8 @@ Every message says what was looked at, what was found, what was expected, and wh
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class IncoflError(Exception):
@@ -36,3 +37,13 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     known = sorted(choices)
     close = difflib.get_close_matches(word.lower(), known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; expected one of: {', '.join(known)}"
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Surrounds imports of optional packages: a missing one is one line with the command that installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as problem:
+        package = (problem.name or "a package").partition(".")[0]
+        raise IncoflError(f"{what}: needs {package}; try: pip install 'incofl[{extra}]'") from None

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from torch import Tensor, nn
+from torch import nn
 
 from incofl.errors import LayoutError
+from incofl.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -14,12 +15,12 @@ class Axis:
     """A dimension that several tensors share, such as the residual stream of a stage, in units that can be kept.
 
     Attributes:
-        name: tensors that share an axis use one name, and one number of units.
-        size: how many units there are: channels, or heads of an attention.
-        fixed: named but never narrowed by width splitting, such as the classes.
-        copies: how often the axis lies along the dimension of a tensor, one after the other: 3 for queries, keys and
-            values in one matrix, 4 for the gates of an LSTM.
-        unit: neighbouring positions that belong to one unit: the channels of a head.
+        name: tensors that share an axis use the same name and the same number of units.
+        size: number of units: channels, or heads of an attention.
+        fixed: whether width splitting never narrows it, such as the classes.
+        copies: number of times the axis lies along the dimension of a tensor, one after the other: 3 for queries, keys
+            and values in one matrix, 4 for the gates of an LSTM.
+        unit: number of neighbouring positions that belong to one unit: the channels of a head.
     """
 
     name: str
@@ -30,7 +31,7 @@ class Axis:
 
     @property
     def length(self) -> int:
-        """Of the dimension along which it lies."""
+        """Length of the dimension along which the axis lies."""
         return self.copies * self.size * self.unit
 
 
@@ -45,10 +46,11 @@ class Layout:
         axes: for each entry of the state dict, the axis along each of its dimensions (``None``: always whole).
         shapes: for each entry of the state dict, its full shape.
         stages: the prefixes of the blocks of each stage, from shallow to deep.
-        shallow: which parameter is the shallow counterpart of which, ``deep -> shallow``: what InCo mixes.
+        shallow: the shallow counterpart of each deep parameter, ``deep -> shallow``: what InCo mixes.
         buffers: entries that are statistics, not parameters: they follow the buffer policy.
-        exits: of a model with early exits, the prefix of each one's head and how many blocks come before it.
-        kept_whole: of an inferred layout, why an axis is fixed that is not fixed by its meaning.
+        exits: for a model with early exits, the prefix of each exit's head and the number of blocks before it.
+        kept_whole: for an inferred layout, the reason why an axis cannot be narrowed.
+        frozen: entries that never change (``requires_grad = False``): not trained, uploaded or sent in a round.
     """
 
     axes: Mapping[str, Axes]
@@ -58,6 +60,7 @@ class Layout:
     buffers: frozenset[str]
     exits: Mapping[str, int] = field(default_factory=dict)
     kept_whole: Mapping[str, str] = field(default_factory=dict, compare=False)
+    frozen: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -68,8 +71,9 @@ class Layout:
         shallow: Mapping[str, str],
         exits: Mapping[str, int] | None = None,
     ) -> "Layout":
-        """Reads shapes and buffers off a module; entries without ``axes`` are always held whole."""
+        """Reads shapes, buffers and frozen entries off a module; entries without ``axes`` are always held whole."""
         state = module.state_dict()
+        frozen = frozen_entries(module) & state.keys()
         parameters = {name for name, _ in module.named_parameters()}
         if tied := {name for name, _ in module.named_parameters(remove_duplicate=False)} - parameters:
             raise LayoutError(f"layout: {min(tied)!r} is the same tensor as another parameter; untie them first")
@@ -78,17 +82,18 @@ class Layout:
             shapes={name: tuple(value.shape) for name, value in state.items()},
             stages=tuple(tuple(stage) for stage in stages),
             shallow=dict(shallow),
-            buffers=frozenset(state.keys() - parameters),
+            buffers=frozenset(state.keys() - parameters - frozen),
             exits=dict(exits or {}),
+            frozen=frozen,
         )
 
     @classmethod
-    def infer(cls, module: nn.Module, example: Tensor) -> "Layout":
+    def infer(cls, module: nn.Module, example: Inputs) -> "Layout":
         """The layout of any module, found by tracing a batch of examples through it. Neither is changed.
 
         What cannot be narrowed safely is held whole, and ``kept_whole`` says why.
         """
-        from incofl.infer import infer_layout  # it is built on layouts, and needs a second to be loaded
+        from incofl.models.infer import infer_layout  # it is built on layouts, and needs a second to be loaded
 
         return infer_layout(module, example)
 
@@ -125,7 +130,7 @@ class Layout:
     @cached_property
     def parameters(self) -> frozenset[str]:
         """The entries that are trained."""
-        return frozenset(self.axes.keys() - self.buffers)
+        return frozenset(self.axes.keys() - self.buffers - self.frozen)
 
     @cached_property
     def named_axes(self) -> dict[str, Axis]:
@@ -134,7 +139,7 @@ class Layout:
 
     @cached_property
     def narrow_axes(self) -> tuple[Axis, ...]:
-        """Those that width splitting narrows."""
+        """The axes that width splitting narrows."""
         return tuple(axis for axis in self.named_axes.values() if not axis.fixed)
 
     @property
@@ -185,3 +190,21 @@ class Layout:
                     if reference != name:
                         pairs[name] = reference
         return pairs
+
+
+def frozen_norms(module: nn.Module) -> dict[str, nn.Module]:
+    """The norm layers whose parameters are all frozen: their statistics are frozen, too."""
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._NormBase)
+        and any(True for _ in layer.parameters(recurse=False))
+        and not any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
+    }
+
+
+def frozen_entries(module: nn.Module) -> frozenset[str]:
+    """The parameters that require no gradient, and the statistics of frozen norm layers."""
+    parameters = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    statistics = {f"{name}.{key}" for name, norm in frozen_norms(module).items() for key, _ in norm.named_buffers()}
+    return frozenset(parameters | {key.removeprefix(".") for key in statistics})

@@ -2,85 +2,37 @@
 
     Method = splitter  x  client rule  x  server rule  x  update transforms        (InCo is an update transform)
 
-The splitter comes from the config's ``split`` section; the other three are a ``Method``.
+A part that has options is a class decorated with ``options``, or has such an object among its fields: then a section of
+the config can set them.
 """
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
-from incofl.aggregate import Accumulator, Covered, Part
-from incofl.client import ClientRule
+from incofl.aggregate import Accumulator, Contribution, CoveredMean
+from incofl.client import ClientRule, Setting, Upload
+from incofl.errors import ConfigError
 from incofl.layout import Layout
-from incofl.server import Change, Changes, Record, Server
-from incofl.split import Kind, Slice
-from incofl.split.width import Window
+from incofl.options import has_options
+from incofl.server import Change, Changes, Server
+from incofl.split import Levels, Slice, SplitRule
 from incofl.tensors import Tensors
+from incofl.transform import SHARED, Context, UpdateTransform
 
+P = TypeVar("P")
 Weighting = Literal["uniform", "samples"]
 BufferPolicy = Literal["average", "per-level", "static"]
 
 
-@dataclass(frozen=True)
-class Upload:
-    """What one client sends back.
-
-    Attributes:
-        client: who.
-        level: its size.
-        slice: which part of the server model it holds.
-        update: of the parameters in its slice, new minus received.
-        buffers: their new values.
-        examples: how many it has.
-        steps: of its optimiser.
-        loss: mean of its training.
-        extra: what the method uploads besides.
-        memory: what the client keeps for its next turn: it stays with the client, and no server rule may look at it.
-        labels: how many examples of each class it has.
-        length: by what its update is normalised; see ``ClientRule.length``.
-    """
-
-    client: int
-    level: int
-    slice: Slice
-    update: Tensors
-    buffers: Tensors
-    examples: int
-    steps: int
-    loss: float
-    extra: Tensors = field(default_factory=dict)
-    memory: Tensors = field(default_factory=dict)
-    labels: Tensor | None = None
-    length: float = 1.0
-
-
-class UpdateTransform(Protocol):
-    """A function of the aggregated update, applied on the server before the update is added."""
-
-    @property
-    def name(self) -> str:
-        """The key of its record in ``metrics.jsonl``."""
-        ...
-
-    def __call__(self, update: Tensors, layout: Layout, round: int) -> tuple[Tensors, Record]:
-        """The transformed update, for which it may use the memory of the given one, and what is worth recording."""
-        ...
-
-
 class UploadTransform(Protocol):
-    """What happens to every upload on its way to the server."""
+    """A function of every accepted upload, applied before it is aggregated."""
 
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        ...
-
-    def __call__(self, upload: Upload, round: int) -> Upload:
-        """The upload as it arrives, for which it may use the memory of the given one."""
+    def __call__(self, upload: Upload, context: Context) -> Upload:
+        """The upload as the server uses it; it may use the memory of the given one."""
         ...
 
 
@@ -90,52 +42,53 @@ class ServerRule:
 
     Attributes:
         weighting: ``uniform`` (as the paper's code) or ``samples`` (by the number of a client's examples).
-        precision: of the running sums.
+        precision: dtype of the running sums.
         buffers: ``average`` over all holders (the paper); ``per-level``: every level has statistics of its own;
             ``static``: clients' statistics are not used, each level's are measured before an evaluation.
         separate: levels share nothing: the server keeps one whole model for each.
-        server_lr: by what the aggregated update is multiplied, before transforms.
     """
 
     weighting: Weighting = "uniform"
     precision: Literal["float32", "float64"] = "float32"
     buffers: BufferPolicy = "per-level"
     separate: bool = False
-    server_lr: float = 1.0
+
+    def check(self, setting: Setting) -> None:
+        """Refuses a model or task that the method cannot be used for, with one clear line."""
 
     def start(self, server: Server) -> Server:
         """The server before the first round, with what this rule keeps in ``server.extra``."""
         return server
 
-    def sent(self, server: Server, level: int) -> Tensors:
-        """What the server sends to a level besides the model, in server coordinates."""
+    def extra_for_client(self, server: Server, level: int) -> Tensors:
+        """What the server sends to a level in addition to the model, in server coordinates."""
         return {}
 
-    def private(self, layout: Layout, piece: Slice) -> frozenset[str]:
-        """The entries of a slice that its level has for itself alone, besides what the buffer policy says."""
+    def private(self, layout: Layout, slice_: Slice) -> frozenset[str]:
+        """The entries of a slice that its level keeps for itself, in addition to what the buffer policy says."""
         return frozenset(layout.axes) if self.separate else frozenset()
 
     def weight(self, upload: Upload) -> float:
-        """How much a client counts in the mean."""
+        """The weight of a client in the mean."""
         return float(upload.examples) if self.weighting == "samples" else 1.0
 
-    def counted(self, upload: Upload, layout: Layout) -> Upload:
-        """The upload as far as it counts: all of it, unless a method has a client speak for less than it holds."""
+    def filter_upload(self, upload: Upload, layout: Layout) -> Upload:
+        """The part of an upload that counts: all of it, unless a client speaks for less than it holds."""
         return upload
 
     def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
-        """Averages what the clients did, per position, over those that hold it.
+        """Averages the uploads, at each position over the clients that hold it.
 
         Args:
             server: what the clients started from.
-            arrivals: the uploads in the order of the schedule, those together that arrived together. They are valid
-                only until the next ones are asked for.
+            arrivals: the uploads in the order of the schedule, grouped as they arrive. They are valid only until the
+                next ones are asked for.
         """
         layout = server.layout
         shared, private = self._sum(layout), dict[int, ChangeSum]()
         extra = dict[int, Accumulator]()
         for uploads in arrivals:
-            weighted = [(self.counted(upload, layout), self.weight(upload)) for upload in uploads]
+            weighted = [(self.filter_upload(upload, layout), self.weight(upload)) for upload in uploads]
             own = {upload.level: self.private(layout, upload.slice) for upload in uploads}
             shared.add(weighted, {level: layout.axes.keys() - own[level] for level in own})
             for level in own:
@@ -145,13 +98,12 @@ class ServerRule:
                 private.setdefault(level, self._sum(layout)).add(same, {level: kept})
             for upload in uploads:
                 group = extra.setdefault(upload.level if self.separate else SHARED, Accumulator(layout, self._dtype))
-                group.add(Part(upload.slice, upload.extra))
-        means = {level: change.mean(self.server_lr) for level, change in private.items()}
-        changes = Changes(shared.mean(self.server_lr), means)
-        learnt = self.learn(server, changes, {group: total.mean() for group, total in extra.items()})
-        return dataclasses.replace(changes, extra=learnt)
+                group.add(Contribution(upload.slice, upload.extra))
+        changes = Changes(shared.mean(), {level: change.mean() for level, change in private.items()})
+        new = self.update_state(server, changes, {group: total.mean() for group, total in extra.items()})
+        return dataclasses.replace(changes, extra=new, states=server.states)
 
-    def learn(self, server: Server, changes: Changes, extra: Mapping[int, Covered]) -> Mapping[str, Tensors]:
+    def update_state(self, server: Server, changes: Changes, extra: Mapping[int, CoveredMean]) -> Mapping[str, Tensors]:
         """The new ``server.extra``, from the changes and the mean of the clients' extra uploads.
 
         ``extra`` is by level if levels are separate, and has the one key ``SHARED`` if not.
@@ -167,9 +119,6 @@ class ServerRule:
         return ChangeSum(layout, self._dtype, with_buffers=self.buffers != "static")
 
 
-SHARED = -1  # stands for all levels together
-
-
 class ChangeSum:
     """Sums up what uploads do to one state."""
 
@@ -180,16 +129,13 @@ class ChangeSum:
 
     def add(self, uploads: Sequence[tuple[Upload, float]], names: Mapping[int, Set[str]]) -> None:
         """Adds, of each upload with its weight, the entries that have one of its level's names."""
-        self._update.add(*(Part(u.slice, _only(u.update, names[u.level]), w, u.length) for u, w in uploads))
+        self._update.add(*(Contribution(u.slice, _only(u.update, names[u.level]), w, u.normaliser) for u, w in uploads))
         if self._with_buffers:
-            self._buffers.add(*(Part(u.slice, _only(u.buffers, names[u.level]), w) for u, w in uploads))
+            self._buffers.add(*(Contribution(u.slice, _only(u.buffers, names[u.level]), w) for u, w in uploads))
 
-    def mean(self, server_lr: float = 1.0) -> Change:
-        """What the uploads together do; once."""
-        update = self._update.mean()
-        if server_lr != 1 and update.values:
-            torch._foreach_mul_(list(update.values.values()), server_lr)
-        return Change(update, self._buffers.mean())
+    def mean(self) -> Change:
+        """The change that the uploads make together; can be called once."""
+        return Change(self._update.mean(), self._buffers.mean())
 
 
 def _only(part: Tensors, names: Set[str]) -> Tensors:
@@ -201,40 +147,83 @@ class Method:
     """A federated method, as data.
 
     Attributes:
-        name: its name in the table.
-        summary: one line for ``incofl list methods``.
+        name: its name in tables and records.
         client: the client half.
         server: the server half.
-        uploads: applied in order to every upload that was accepted, before it is aggregated.
-        transforms: applied in order to the aggregated update.
-        level: ``own``: each client trains its own level; ``smallest``/``largest``: all train that one.
-        extensible: whether ``+inco`` makes sense: it needs one server model that levels share.
-        split: the kind of splitting it is made for, which it gets if the config leaves it open.
-        window: of width splitting: where the channels of a level lie.
-        exits: whether it trains models with early exits.
+        split: how the model is split.
+        uploads: transforms that are applied in order to every accepted upload, before it is aggregated.
+        transforms: transforms that are applied in order to the aggregated update.
+        level: ``own``: each client trains its own level; ``smallest``/``largest``: all train that one;
+            ``largest-only``: only clients of the largest level take part.
+        summary: one line for ``incofl list methods``.
     """
 
     name: str
-    summary: str
     client: ClientRule = field(default_factory=ClientRule)
     server: ServerRule = field(default_factory=ServerRule)
+    split: SplitRule = field(default_factory=SplitRule)
     uploads: tuple[UploadTransform, ...] = ()
     transforms: tuple[UpdateTransform, ...] = ()
-    level: Literal["own", "smallest", "largest"] = "own"
-    extensible: bool = False
-    split: Kind = "stage"
-    window: Window = "prefix"
-    exits: bool = False
+    level: Literal["own", "smallest", "largest", "largest-only"] = "own"
+    summary: str = ""
 
-    def received(self, arrivals: Iterable[Sequence[Upload]], round: int) -> Iterator[Sequence[Upload]]:
-        """The uploads as they arrive."""
-        for uploads in arrivals:
-            for transform in self.uploads:
-                uploads = [transform(upload, round) for upload in uploads]
-            yield uploads
+    def __post_init__(self) -> None:
+        names = [transform.name for transform in self.transforms]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"method: two transforms of {self.name} have the name {twice[0]!r}, expected one of each")
 
     def then(self, transform: UpdateTransform) -> "Method":
         """This method with one more update transform."""
+        return dataclasses.replace(self, name=f"{self.name}+{transform.name}", transforms=(*self.transforms, transform))
+
+    def check(self, setting: Setting) -> None:
+        """Refuses a model or task that the method cannot be used for, with one clear line."""
+        if self.split.window != "prefix" and setting.buffers == "per-level" and setting.layout.buffers:
+            raise ConfigError(f"buffers: got 'per-level', expected 'static' or 'average': {self.name} moves a window")
+        self.client.check(setting)
+        self.server.check(setting)
+
+    def extend(self, model: torch.nn.Module, layout: Layout, levels: Levels) -> Layout:
+        """Adds the method's own layers to the new server model, in place, and returns the layout with them."""
+        return self.client.extend(model, self.split.extend(model, layout, levels))
+
+    def received(self, arrivals: Iterable[Sequence[Upload]], server: Server) -> Iterator[Sequence[Upload]]:
+        """The uploads as the server uses them."""
+        context = Context(server.layout, server.round, server.seed)
+        for uploads in arrivals:
+            for transform in self.uploads:
+                uploads = [transform(upload, context) for upload in uploads]
+            yield uploads
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of all parts, by the name of their section in a config."""
+        found: dict[str, Any] = {}
+        for part in (self.split, self.client, self.server, *self.uploads, *self.transforms):
+            found |= {value.section: value for value in (part, *_fields(part).values()) if has_options(value)}
+        return found
+
+    def with_options(self, chosen: Mapping[str, Any]) -> "Method":
+        """This method with other options, by the name of their section; sections of other methods are ignored."""
+
+        def configured(part: P) -> P:
+            if has_options(part):
+                return chosen.get(part.section, part)  # type: ignore[attr-defined, no-any-return]
+            own = {name: value for name, value in _fields(part).items() if has_options(value)}
+            changed = {name: chosen.get(value.section, value) for name, value in own.items()}
+            return dataclasses.replace(part, **changed) if changed else part  # type: ignore[type-var]
+
         return dataclasses.replace(
-            self, name=f"{self.name}+{transform.name}", transforms=(*self.transforms, transform), extensible=False
+            self,
+            split=configured(self.split),
+            client=configured(self.client),
+            server=configured(self.server),
+            uploads=tuple(map(configured, self.uploads)),
+            transforms=tuple(map(configured, self.transforms)),
         )
+
+
+def _fields(part: object) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(part):
+        return {}
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}

@@ -4,9 +4,10 @@ There is one convention for intervals: mean ± half width of the 95 % confidence
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -52,11 +53,13 @@ class Difference:
         mean: mean of the differences.
         half_width: half width of its 95 % confidence interval; ``None`` for one seed.
         wins: number of seeds in which the first method is better.
+        visible_from: the smallest true difference that these seeds find with 80 % power; ``None`` for one seed.
     """
 
     mean: float
     half_width: float | None
     wins: int
+    visible_from: float | None = None
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
@@ -64,7 +67,27 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     if len(ours) != len(theirs):
         raise ValueError(f"paired: got {len(ours)} and {len(theirs)} values, expected one of each for every seed")
     gaps = [one - other for one, other in zip(ours, theirs, strict=True)]
-    return Difference(*mean_and_half_width(gaps), sum(gap > 0 for gap in gaps))
+    visible = visible_effect(len(gaps)) * float(np.std(gaps, ddof=1)) if len(gaps) > 1 else None
+    return Difference(*mean_and_half_width(gaps), sum(gap > 0 for gap in gaps), visible)
+
+
+@cache
+def visible_effect(pairs: int, power: float = 0.8) -> float:
+    """Returns the effect, in standard deviations, that a two-sided paired t test at 5 % finds with some power."""
+    df, critical = pairs - 1, student_quantile(pairs - 1)
+    # T exceeds the critical value if (Z + effect sqrt(n)) / s does, where s is the estimated over the true deviation.
+    s = np.linspace(0.001, 8, 8000)
+    density = np.exp((df - 1) * np.log(s) - df * (s**2 - 1) / 2)
+
+    def found(effect: float) -> float:
+        shift = effect * math.sqrt(pairs)
+        return float(np.average([math.erfc((critical * x - shift) / math.sqrt(2)) / 2 for x in s], weights=density))
+
+    low, high = 0.0, 100.0
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if found(middle) < power else (low, middle)
+    return high
 
 
 @dataclass(frozen=True)
@@ -119,3 +142,26 @@ def _ranks(values: Sequence[float]) -> list[float]:
     """Returns the rank of each value; equal values share the mean of their ranks."""
     array = np.asarray(values, dtype=np.float64)
     return [float((array < value).sum() + (array <= value).sum()) / 2 for value in array]
+
+
+def tail(evaluated: Sequence[Mapping[str, Any]], rounds: int | None = None) -> list[Mapping[str, Any]]:
+    """Returns the evaluations by which a run is judged: those in the last ten rounds, but at most a fifth of all.
+
+    At least one is returned. With ``rounds``, it is all evaluations in that many last rounds.
+    """
+    last = [row for row in evaluated if row["round"] > evaluated[-1]["round"] - (rounds or 10)]
+    return last if rounds else last[-max(1, len(evaluated) // 5) :]
+
+
+def tail_mean(evaluated: Sequence[Mapping[str, Any]], rounds: int | None = None) -> float:
+    """Returns the mean accuracy of those evaluations."""
+    return float(np.mean([row["accuracy"] for row in tail(evaluated, rounds)]))
+
+
+def tail_name(judged: Sequence[Mapping[str, Any]]) -> str:
+    """Names what ``tail`` selected, for headings: ``mean of rounds 41-50``."""
+    rounds = [row["round"] for row in judged]
+    if len(rounds) == 1:
+        return f"round {rounds[0]}"
+    all_between = rounds == list(range(rounds[0], rounds[-1] + 1))
+    return f"mean of rounds {f'{rounds[0]}-{rounds[-1]}' if all_between else ', '.join(map(str, rounds))}"

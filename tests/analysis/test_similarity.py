@@ -13,13 +13,13 @@ from incofl.analysis.analyze import Options, evenly, jsonable
 from incofl.analysis.clients import Member, Replay, choose, common_points, rows, stage_name
 from incofl.analysis.runs import RecordedRun, by_seed
 from incofl.analysis.similarity import mean_over_pairs, similarity
+from incofl.client import Upload
 from incofl.config import Config
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
-from incofl.engine.records import RunFolder
 from incofl.engine.run import run as run_federation
+from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, RunError
-from incofl.method import Upload
 from tests.federations import FAMILIES, family_config, tiny_config, tiny_federation
 from tests.texts import write_shakespeare, write_sst2
 

@@ -1,51 +1,21 @@
-"""What is fetched is written in the original formats: the ordinary readers read it back, and verification knows it."""
+"""What is fetched from the Hub is kept in one file, which every source reads first; a failure leaves nothing."""
 
-import dataclasses
-import functools
-import gzip
-import hashlib
-import json
-from collections.abc import Callable
+import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 import torch
 
-from incofl.data import DATASETS, Examples, find_source, writers
-from incofl.data.cinic10 import cinic10
-from incofl.data.hub import REMOTES, Remote, fetch
-from incofl.data.svhn import svhn
-from incofl.data.verify import Check, verify
-from incofl.errors import DataError
-from tests.hub import Calls, examples, serve_small_svhn
+from incofl.data import DATASETS, Examples, load_dataset
+from incofl.data.hub import EXAMPLES, fetch
+from incofl.data.manifests import PUBLISHED
+from incofl.errors import DataError, IncoflError
+from tests.hub import Calls, Row, examples, expect, image_rows, serve, serve_small_svhn
 
 
 def same(a: Examples, b: Examples) -> bool:
     return torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
-
-
-@pytest.mark.parametrize(
-    ("write", "read", "train", "test"),
-    [
-        (writers.write_cifar10, DATASETS["cifar10"].load, (50_000, 3, 32, 32), (10_000, 3, 32, 32)),
-        (writers.write_fashion_mnist, DATASETS["fashion-mnist"].load, (60_000, 1, 28, 28), (10_000, 1, 28, 28)),
-        (writers.write_mnist, DATASETS["mnist"].load, (60_000, 1, 28, 28), (10_000, 1, 28, 28)),
-        (writers.write_svhn, functools.partial(svhn, sizes=(40, 20)), (40, 3, 32, 32), (20, 3, 32, 32)),
-        (writers.write_cinic10, functools.partial(cinic10, per_class=3), (30, 3, 32, 32), (30, 3, 32, 32)),
-    ],
-    ids=["cifar10", "fashion-mnist", "mnist", "svhn", "cinic10"],
-)
-def test_what_is_written_is_read_back(
-    tmp_path: Path,
-    write: Callable[[Path, Examples, Examples], None],
-    read: Callable[[Path], tuple[Examples, Examples]],
-    train: tuple[int, ...],
-    test: tuple[int, ...],
-) -> None:
-    parts = examples(*train), examples(*test)
-    write(tmp_path, *parts)
-    assert all(same(a, b) for a, b in zip(parts, read(tmp_path), strict=True))
 
 
 @pytest.fixture
@@ -53,58 +23,49 @@ def small_svhn(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return serve_small_svhn(monkeypatch)
 
 
-def verdicts(checks: list[Check]) -> dict[str, str]:
-    return {check.what: check.verdict for check in checks}
+@pytest.mark.parametrize(
+    ("name", "column", "shape"),
+    [
+        ("mnist", "image", (1, 28, 28)),
+        ("fashion-mnist", "image", (1, 28, 28)),
+        ("cifar10", "img", (3, 32, 32)),
+        ("cinic10", "image", (3, 32, 32)),
+        ("svhn", "image", (3, 32, 32)),
+    ],
+)
+def test_images_are_fetched_and_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, column: str, shape: tuple[int, ...]
+) -> None:
+    parts = {"train": examples(30, *shape), "test": examples(20, *shape)}
+    calls = serve(monkeypatch, {split: image_rows(part, column) for split, part in parts.items()})
+    expect(monkeypatch, name, 3, 2)
+    root = tmp_path / "new" / "data"
+    assert fetch(name, root) == root / f"{name}.safetensors"
+    assert [path.name for path in root.iterdir()] == [f"{name}.safetensors"]  # nothing half-written
+    hub = PUBLISHED[name].hub
+    assert calls == [(hub["repository"], hub.get("subset"), split, None) for split in parts]
+    data = load_dataset(name, root)
+    assert same(data.train, parts["train"])
+    assert same(data.test, parts["test"])
+    assert (data.train.x.dtype, data.train.y.dtype) == (torch.uint8, torch.int64)
 
 
-def test_fetch_and_verify(small_svhn: Calls, tmp_path: Path) -> None:
-    root = tmp_path / "data"
-    written = fetch("svhn", root)
-    assert [path.name for path in written] == ["test_32x32.mat", "train_32x32.mat"]
-    assert small_svhn == [("ufldl-stanford/svhn", "cropped_digits", split) for split in ("train", "test")]
-    assert sorted(path.name for path in root.iterdir()) == ["svhn", "svhn.fetched.json"]  # nothing half-written
-    assert same(DATASETS["svhn"].load(root)[0], examples(40, 3, 32, 32))
-    assert set(verdicts(verify("svhn", root)).values()) == {"ok"}  # not the original bytes, but those that were written
-    record = json.loads((root / "svhn.fetched.json").read_text())
-    assert record["source"] == "https://huggingface.co/datasets/ufldl-stanford/svhn"
-    with pytest.raises(DataError, match=r"test_32x32.mat is there already; look at it with: incofl data verify svhn"):
-        fetch("svhn", root)
-    # Other digits in the same format are noticed, by their counts and their checksum.
-    part = examples(40, 3, 32, 32)
-    writers.write_svhn(tmp_path / "other", Examples(part.x, part.y.clamp(min=1)), examples(20, 3, 32, 32))
-    (tmp_path / "other" / "svhn" / "train_32x32.mat").replace(root / "svhn" / "train_32x32.mat")
-    assert verdicts(verify("svhn", root)) == {
-        "training examples": "differs",
-        "test examples": "ok",
-        "svhn/test_32x32.mat": "ok",
-        "svhn/train_32x32.mat": "differs",
-    }
+def test_grey_images_among_coloured_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CINIC-10 has some."""
+    grey, coloured = examples(10, 1, 32, 32), examples(10, 3, 32, 32)
+    serve(monkeypatch, {"train": image_rows(grey) + image_rows(coloured), "test": image_rows(coloured)})
+    expect(monkeypatch, "cinic10", 2, 1)
+    fetch("cinic10", tmp_path)
+    train = load_dataset("cinic10", tmp_path).train
+    assert torch.equal(train.x, torch.cat([grey.x.expand(-1, 3, -1, -1), coloured.x]))
 
 
-def test_a_failed_fetch_leaves_nothing(small_svhn: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(remote: Remote, split: str) -> list[dict[str, Any]]:
-        raise ConnectionError("no route to the Hub\nmore about it")
-
-    monkeypatch.setattr(Remote, "rows", unreachable)
-    with pytest.raises(
-        DataError,
-        match=r"^svhn: https://huggingface.co/datasets/ufldl-stanford/svhn cannot be loaded \(no route to the Hub\); "
-        r"try again, or put the original files there by hand: .*svhn/\*_32x32.mat$",
-    ):
-        fetch("svhn", tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_every_data_set_with_files_can_be_fetched() -> None:
-    assert {name for name, source in DATASETS.items() if source.published.files} == set(REMOTES)
-
-
-def test_texts_are_written_as_they_are_read(tmp_path: Path) -> None:
-    """Rows as the Hub has them, through the files, to the examples."""
+def test_texts_are_fetched_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows as the Hub has them give the same examples as the original files do."""
     speech = "What is thy name? " * 40
-    rows: dict[str, dict[str, list[dict[str, object]]]] = {
+    rows: dict[str, dict[str, list[Row]]] = {
         "sst2": {
-            "train": [{"sentence": "a fine\tfilm ", "label": 1}, {"sentence": "dull", "label": 0}],
+            "train": [{"sentence": "a fine film ", "label": 1}, {"sentence": "dull", "label": 0}],
             "validation": [{"sentence": "fine", "label": 1}],
         },
         "imdb": {
@@ -117,45 +78,75 @@ def test_texts_are_written_as_they_are_read(tmp_path: Path) -> None:
             "test": [{"text": f"{speech}\n"}],
         },
     }
+    originals = {
+        "sst2/train.tsv": "sentence\tlabel\na fine film \t1\ndull\t0\n",
+        "sst2/dev.tsv": "sentence\tlabel\nfine\t1\n",
+        "imdb/reviews.json": '[{"t": "Good one", "s": 1}, {"t": "Bad one", "s": 0}, {"t": "Good two", "s": 1}, '
+        '{"t": "Bad two", "s": 0}]',
+        "tinyshakespeare.txt": f"Hamlet:\n{speech}\n\nGhost:\n{speech}\n\nHamlet:\n{speech}\n",
+    }
+    for name, content in originals.items():
+        (tmp_path / "files" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "files" / name).write_text(content)
     for name, splits in rows.items():
-        (tmp_path / name).mkdir()
-        REMOTES[name].write(tmp_path / name, splits.__getitem__)
-    sst2, imdb, shakespeare = (find_source(name).load(tmp_path / name) for name in rows)
-    assert (sst2[0].y.tolist(), sst2[1].y.tolist()) == ([1, 0], [1])
-    assert (len(imdb[0]), len(imdb[1])) == (2, 2)
-    assert shakespeare[0].groups is not None
-    assert set(shakespeare[0].groups.tolist()) == {0, 1}
+        calls = serve(monkeypatch, splits)
+        fetch(name, tmp_path)
+        assert {call[3] for call in calls} == {"refs/convert/parquet" if name == "shakespeare" else None}
+        for fetched, read in zip(DATASETS[name].load(tmp_path), DATASETS[name].load(tmp_path / "files"), strict=True):
+            assert same(fetched, read)
+            assert (fetched.groups is None) == (read.groups is None) == (name != "shakespeare")
+            if fetched.groups is not None and read.groups is not None:
+                assert torch.equal(fetched.groups, read.groups)
 
 
-def test_verdicts_on_idx_files(tmp_path: Path) -> None:
-    """Random images in place of the real ones: the counts are right, the bytes are not; fashion-mnist is packed."""
-    writers.write_fashion_mnist(tmp_path, examples(60_000, 1, 28, 28), examples(10_000, 1, 28, 28))
-    folder = tmp_path / "fashion-mnist"
-    path = folder / "t10k-labels-idx1-ubyte"
-    (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-    path.unlink()
-    found = verdicts(verify("fashion-mnist", tmp_path))
-    assert found["training examples"] == found["test examples"] == "ok"
-    assert {verdict for what, verdict in found.items() if "/" in what} == {"differs"}
-
-
-def test_a_file_that_was_packed_anew_is_as_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writers.write_mnist(tmp_path, examples(60_000, 1, 28, 28), examples(10_000, 1, 28, 28))
-    path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
-    sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest(), f"{path.name}.gz": "of the original"}
-    source = DATASETS["mnist"]
-    published = dataclasses.replace(source.published, checksums=sums)
-    monkeypatch.setitem(DATASETS, "mnist", dataclasses.replace(source, published=published))
-    path.with_suffix(".gz").write_bytes(gzip.compress(path.read_bytes()))
-    path.unlink()
-    checks = {check.what: check for check in verify("mnist", tmp_path)}
-    assert checks["mnist/t10k-labels-idx1-ubyte.gz"].verdict == "ok"
-    assert "packed anew" in checks["mnist/t10k-labels-idx1-ubyte.gz"].note
-    assert checks["mnist/t10k-images-idx3-ubyte"].verdict == "not checked"
-
-
-def test_a_damaged_record_is_said_to_be_one(small_svhn: Calls, tmp_path: Path) -> None:
+def test_what_is_there_is_not_fetched_again(small_svhn: Calls, tmp_path: Path) -> None:
     fetch("svhn", tmp_path)
-    (tmp_path / "svhn.fetched.json").write_text("{")
-    with pytest.raises(DataError, match="damaged record of what was fetched"):
-        verify("svhn", tmp_path)
+    with pytest.raises(DataError, match=r"svhn.safetensors is there already; look at it with: incofl data verify svhn"):
+        fetch("svhn", tmp_path)
+    (tmp_path / "svhn.safetensors").unlink()
+    (tmp_path / "train_32x32.mat").touch()
+    with pytest.raises(DataError, match=r"train_32x32.mat is there already"):
+        fetch("svhn", tmp_path)
+    assert len(small_svhn) == 2
+
+
+def test_a_failed_fetch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*arguments: object, **options: object) -> None:
+        raise ConnectionError("no route to the Hub\nmore about it")
+
+    serve(monkeypatch, {})
+    monkeypatch.setattr(sys.modules["datasets"], "load_dataset", unreachable)
+    with pytest.raises(
+        DataError,
+        match=r"^svhn: https://huggingface.co/datasets/ufldl-stanford/svhn cannot be loaded \(no route to the Hub\); "
+        r"try again, or put the original files into .*svhn/\*_32x32.mat$",
+    ):
+        fetch("svhn", tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_differs_from_the_published_counts_is_refused(
+    small_svhn: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expect(monkeypatch, "svhn", 4, 3)
+    with pytest.raises(DataError, match=r"other test examples than published: 20, 2 of each class; expected 30, 3 of"):
+        fetch("svhn", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("package", ["datasets", "PIL"])
+def test_without_its_extra_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    begun: list[str] = []
+    monkeypatch.setitem(sys.modules, "datasets", ModuleType("datasets"))
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(IncoflError, match=rf"^svhn: needs {package}; try: pip install 'incofl\[hub\]'$"):
+        fetch("svhn", tmp_path / "data", begun.append)
+    assert begun == list(tmp_path.iterdir()) == []
+
+
+def test_every_data_set_with_files_can_be_fetched(tmp_path: Path) -> None:
+    for name, source in DATASETS.items():
+        assert bool(source.published.files) == bool(source.published.hub) == (name in EXAMPLES)
+    assert PUBLISHED["svhn"].hub == {"repository": "ufldl-stanford/svhn", "subset": "cropped_digits"}
+    with pytest.raises(DataError, match="digits: got no place on the Hugging Face Hub, expected one of: mnist, "):
+        fetch("digits", tmp_path)

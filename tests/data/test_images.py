@@ -4,7 +4,6 @@ import gzip
 import os
 import pickle
 import shutil
-import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from incofl.data import load_dataset
 from incofl.errors import DataError
+from tests.data.idx import idx
 
 CIFAR_NAMES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 
@@ -144,13 +144,26 @@ def test_damaged_or_hostile_cifar10_python(
 
 
 @pytest.mark.parametrize(
-    "content",
-    [gzip.compress(b"x" * 1000)[:-4], gzip.compress(b"x" * 1000), b"rubbish"],
-    ids=["truncated", "not a tar", "not a gzip"],
+    ("content", "message"),
+    [
+        (gzip.compress(b"x" * 1000)[:-4], "damaged gzip file"),
+        (gzip.compress(b"x" * 1000), "damaged or incomplete archive"),
+        (b"rubbish", "damaged gzip file"),
+        (gzip.compress(bytes(200_000_001), 1), r"damaged gzip file \(more than the expected 200000000 bytes"),
+    ],
+    ids=["truncated", "not a tar", "not a gzip", "without end"],
 )
-def test_a_damaged_archive(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_archive(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(content)
-    with pytest.raises(DataError, match="damaged or incomplete archive"):
+    with pytest.raises(DataError, match=rf"cifar-10-binary.tar.gz: {message}.*; fetch it again"):
+        load_dataset("cifar10", tmp_path)
+
+
+def test_an_incomplete_archive(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").write_text("hello")
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "readme.txt", "cifar-10-batches-py/readme.txt")
+    with pytest.raises(DataError, match=r"missing .*cifar-10-python.tar.gz/data_batch_1; expected the six original"):
         load_dataset("cifar10", tmp_path)
 
 
@@ -163,12 +176,9 @@ def test_damage_at_the_end_of_an_archive_is_noticed(tmp_path: Path) -> None:
 
 
 def test_no_cifar10_at_all(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cifar10: nothing found in .*set data.root to the folder"):
+    expected = r"cifar10: no cifar-10-batches-bin or .* in .*; set data.root to the folder .* incofl data fetch cifar10"
+    with pytest.raises(DataError, match=expected):
         load_dataset("cifar10", tmp_path)
-
-
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
 @pytest.fixture
@@ -196,9 +206,11 @@ def test_damaged_fashion_mnist(fashion: Path) -> None:
     labels = fashion / "fashion-mnist" / "t10k-labels-idx1-ubyte"
     good = labels.read_bytes()
     for content, message in (
-        (good[:-5], "9995 bytes of data .* expected 10000 entries; the file is truncated"),
-        (b"rubbish", "not an idx file"),
-        (b"", "not an idx file"),
+        (good[:-5], "got 10003 bytes that begin with 0000080100002710.*, expected 10008 and .*; the file is truncated"),
+        (good + b"\0", "got 10009 bytes"),
+        (b"\0\0\x08\x03" + good[4:], "got 10008 bytes that begin with 00000803.*expected 10008 and 0000080100002710"),
+        (b"rubbish", r"got 7 bytes that begin with .* \(idx of 10000 examples\)"),
+        (b"", "got 0 bytes"),
         (good[:8] + b"\x63" + good[9:], "a label is 99"),
     ):
         labels.write_bytes(content)
@@ -213,17 +225,36 @@ def test_damaged_fashion_mnist(fashion: Path) -> None:
         train.write_bytes(damaged)
         with pytest.raises(DataError, match="damaged gzip file"):
             load_dataset("fashion-mnist", fashion)
-    with pytest.raises(DataError, match="no folder fashion-mnist"):
+    train.write_bytes(gzip.compress(gzip.decompress(whole) + b"\0", 1))
+    with pytest.raises(DataError, match=r"idx3-ubyte.gz: damaged gzip file \(more than the expected 47040016 bytes"):
+        load_dataset("fashion-mnist", fashion)
+    with pytest.raises(DataError, match="fashion-mnist: no fashion-mnist or FashionMNIST/raw in "):
         load_dataset("fashion-mnist", fashion / "fashion-mnist")
 
 
 def test_digits_are_embedded_and_split_evenly() -> None:
     data = load_dataset("digits", Path("nowhere"))
+    assert data.fingerprint() == "7c945e7af1c4e0c6"
     assert (len(data.train), len(data.test)) == (1442, 355)
     assert set(torch.bincount(data.test.y).tolist()) <= {34, 35, 36}
     x = data.pipeline.test(data.train.x)
     assert abs(float(x.mean())) < 1e-3
     assert float(x.std()) == pytest.approx(1, abs=1e-3)
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    """In their order, a fixed fifth of each class for testing."""
+    pixels, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    tested = np.zeros(len(labels), dtype=bool)
+    for label in range(10):
+        members = order[labels[order] == label]
+        tested[members[: len(members) // 5]] = True
+    data = load_dataset("digits", Path("nowhere"))
+    for part, chosen in ((data.train, ~tested), (data.test, tested)):
+        assert part.x.dtype == torch.uint8
+        assert np.array_equal(part.x.numpy(), pixels[chosen].reshape(-1, 1, 8, 8))
+        assert np.array_equal(part.y.numpy(), labels[chosen])
 
 
 def test_unknown_data_set() -> None:

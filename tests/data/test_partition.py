@@ -24,6 +24,13 @@ def test_all_indices_exactly_once(clients: int, kind: str, alpha: float, seed: i
     assert min(map(len, parts)) >= 10
 
 
+@pytest.mark.parametrize(("examples", "least"), [(1_000, 10), (100, 2)])
+def test_nobody_gets_fewer_than_ten_examples_or_half_a_fair_share(examples: int, least: int) -> None:
+    """20 clients at alpha 0.2: one draw leaves somebody with less nearly always, so it is drawn again."""
+    smallest = [min(map(len, make_partition(LABELS[:examples], 20, "dirichlet", 0.2, rng(seed)))) for seed in range(20)]
+    assert min(smallest) == least
+
+
 def test_iid_shares_are_equal() -> None:
     assert {len(part) for part in make_partition(LABELS, 30, "iid", 0.5, rng())} == {166, 167}
 

@@ -1,5 +1,6 @@
 """SVHN and CINIC-10 in their original formats, written small by the tests; and every way in which they can be wrong."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +12,9 @@ from scipy.io import savemat
 
 from incofl.config import load_config
 from incofl.data import DATASETS, ImagePipeline
-from incofl.data.cinic10 import cinic10
-from incofl.data.published import OBJECTS
-from incofl.data.svhn import svhn
-from incofl.errors import DataError
+from incofl.data.images import cinic10, svhn
+from incofl.data.manifests import PUBLISHED
+from incofl.errors import DataError, IncoflError
 
 SIZES = (20, 10)
 PER_CLASS = 2
@@ -50,7 +50,7 @@ def test_svhn(house_numbers: Path) -> None:
 
 
 def test_svhn_is_complete_or_refused(house_numbers: Path) -> None:
-    with pytest.raises(DataError, match=r"train_32x32.mat: X of shape \(32, 32, 3, 20\).*\(32, 32, 3, 73257\) bytes"):
+    with pytest.raises(DataError, match=r"train_32x32.mat: holds bytes .*\(32, 32, 3, 20\).*expected .*3, 73257\)"):
         DATASETS["svhn"].load(house_numbers)
 
 
@@ -78,16 +78,16 @@ def labels(*values: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (Path.unlink, "svhn: missing .*test_32x32.mat; put the two original files"),
+        (Path.unlink, "svhn: no test_32x32.mat in .*svhn; set data.root to the folder"),
         (truncate, "test_32x32.mat: not a readable MATLAB file"),
         (corrupt, "test_32x32.mat: not a readable MATLAB file"),
         (rubbish, "test_32x32.mat: not a readable MATLAB file"),
         (empty, "test_32x32.mat: not a readable MATLAB file"),
-        (lambda p: savemat(p, {"Z": np.zeros(3)}), "test_32x32.mat: not a readable MATLAB file"),
-        (lambda p: mat(p, 9), r"test_32x32.mat: X of shape \(32, 32, 3, 9\) and y of shape \(9, 1\), expected"),
-        (lambda p: mat(p, 10, X=np.zeros((28, 28, 3, 10), np.uint8)), r"X of shape \(28, 28, 3, 10\)"),
-        (lambda p: mat(p, 10, X=np.zeros((32, 32, 3, 10))), "expected .* bytes"),
-        (lambda p: mat(p, 10, y=labels(11)), "test_32x32.mat: a label is 11, expected 1 to 10, where 10 stands for 0"),
+        (lambda p: savemat(p, {"Z": np.zeros(3)}), r"test_32x32.mat: holds bytes {}, expected {'X': \(32, 32, 3, 10\)"),
+        (lambda p: mat(p, 9), r"holds bytes {'X': \(32, 32, 3, 9\), 'y': \(9, 1\)}, expected"),
+        (lambda p: mat(p, 10, X=np.zeros((28, 28, 3, 10), np.uint8)), r"holds bytes {'X': \(28, 28, 3, 10\)"),
+        (lambda p: mat(p, 10, X=np.zeros((32, 32, 3, 10))), r"holds bytes {'y': \(10, 1\)}, expected {'X'"),
+        (lambda p: mat(p, 10, y=labels(11)), "test_32x32.mat: a label is 11, expected 1 to 10"),
         (lambda p: mat(p, 10, y=labels(0)), "test_32x32.mat: a label is 0, expected 1 to 10"),
     ],
 )
@@ -98,15 +98,25 @@ def test_damaged_svhn(house_numbers: Path, damage: Callable[[Path], None], messa
 
 
 def test_no_svhn_at_all(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"svhn: no train_32x32.mat or test_32x32.mat in .*incofl data fetch svhn"):
+    message = r"svhn: no svhn/train_32x32.mat or train_32x32.mat in .*incofl data fetch svhn"
+    with pytest.raises(DataError, match=message):
         svhn(tmp_path, SIZES)
+
+
+def test_a_missing_package_is_one_line(house_numbers: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("scipy", "scipy.io", "PIL"):
+        monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(IncoflError, match=r"^svhn: needs scipy; try: pip install 'incofl\[data\]'$"):
+        svhn(house_numbers, SIZES)
+    with pytest.raises(IncoflError, match=r"^cinic10: needs PIL; try: pip install 'incofl\[data\]'$"):
+        cinic10(photographs, PER_CLASS)
 
 
 @pytest.fixture
 def photographs(tmp_path: Path) -> Path:
     """Images filled with (label, number, 7); the last of each class is grey."""
     for split in ("train", "test", "valid"):
-        for label, name in enumerate(OBJECTS):
+        for label, name in enumerate(PUBLISHED["cinic10"].names):
             folder = tmp_path / "cinic-10" / split / name
             folder.mkdir(parents=True)
             Image.new("RGB", (32, 32), (label, 0, 7)).save(folder / "a.png")
@@ -150,10 +160,10 @@ def other_format(path: Path) -> None:
         (rubbish, r"test/cat/b.png: unreadable image"),
         (empty, r"test/cat/b.png: unreadable image"),
         (other_format, r"test/cat/b.png: unreadable image"),
-        (resize, "test/cat/b.png: an image of 32 x 31 pixels, expected 32 x 32"),
-        (lambda p: (p.parents[1] / "zebra").mkdir(), "test: holds a folder zebra, expected the ten classes"),
+        (resize, r"test/cat/b.png: unreadable image \(32 x 31 pixels, expected 32 x 32\)"),
+        (lambda p: (p.parents[1] / "zebra").mkdir(), "test/zebra: 0 PNG files, expected 2 in each of airplane, auto"),
         (lambda p: p.parent.rename(p.parents[2] / "cat"), "test/cat: 0 PNG files, expected 2"),
-        (lambda p: p.parents[1].rename(p.parents[2] / "tests"), "cinic10: missing .*test; unpack"),
+        (lambda p: p.parents[1].rename(p.parents[2] / "tests"), "test/airplane: 0 PNG files, expected 2"),
     ],
 )
 def test_damaged_cinic10(photographs: Path, damage: Callable[[Path], None], message: str) -> None:
@@ -163,10 +173,10 @@ def test_damaged_cinic10(photographs: Path, damage: Callable[[Path], None], mess
 
 
 def test_no_cinic10_at_all(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no folder cinic-10 .*set data.root, or: incofl data fetch cinic10"):
+    with pytest.raises(DataError, match=r"cinic10: no cinic-10/train/airplane or .*incofl data fetch cinic10"):
         cinic10(tmp_path)
     (tmp_path / "CINIC-10.tar.gz").touch()
-    with pytest.raises(DataError, match=r"unpack CINIC-10.tar.gz into cinic-10/"):
+    with pytest.raises(DataError, match=r"cinic10: got .*CINIC-10.tar.gz, expected it unpacked in .*cinic-10$"):
         cinic10(tmp_path)
 
 

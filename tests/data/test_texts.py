@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from incofl.data import Dataset, VirtualPartition, find_source, load_dataset, make_partition, natural_partition
-from incofl.data.characters import CHARACTERS, VOCABULARY, encode, speeches
-from incofl.data.words import tokenize
+from incofl.data import Data, VirtualPartition, find_source, make_partition, natural_partition
+from incofl.data.texts import CHARACTER_TOKENS, CHARACTERS, encode, halves_of_reviews, speeches, word_examples
 from incofl.errors import DataError
+from tests.sources import load_dataset
 from tests.texts import write_imdb, write_shakespeare, write_sst2
 
 
-def load(name: str, root: Path) -> Dataset:
+def load(name: str, root: Path) -> Data:
     return load_dataset(name, root)
 
 
@@ -67,12 +67,12 @@ class TestShakespeare:
 
     def test_vocabulary(self) -> None:
         """Newline 1, space 2, tilde last; whatever else is unknown."""
-        assert VOCABULARY == 97
+        assert CHARACTER_TOKENS == 97
         assert find_source("shakespeare").vocabulary == find_source("shakespeare").classes == 97
         assert encode("\n ~é\t\U0001f600").tolist() == [1, 2, 96, 0, 0, 0]
 
     def test_line_ends_of_windows_and_colons_in_speeches(self) -> None:
-        assert speeches("A:\r\nHear: me.\r\n\r\nB:\r\nYes.\r\n", Path("p")) == {"A": "Hear: me.", "B": "Yes."}
+        assert speeches("A:\r\nHear: me.\r\n\r\nB:\r\nYes.\r\n", "p") == {"A": "Hear: me.", "B": "Yes."}
 
     def test_no_class_per_example(self, tmp_path: Path) -> None:
         write_shakespeare(tmp_path)
@@ -85,7 +85,7 @@ class TestShakespeare:
     @pytest.mark.parametrize(
         ("content", "words"),
         [
-            (None, "shakespeare: nothing found in .*; expected tinyshakespeare.txt, .*; set data.root"),
+            (None, "shakespeare: no tinyshakespeare.txt or shakespeare.txt or .* in .*; set data.root"),
             (b"", "0 characters, expected a role with 401 or more; the file is truncated"),
             (b"A:\nshort\n", "9 characters, expected a role with 401 or more"),
             (
@@ -105,6 +105,10 @@ class TestShakespeare:
 
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+def tokenize(train: list[str], test: list[str], length: int) -> list[torch.Tensor]:
+    return [part.x for part in word_examples([(text, 0) for text in train], [(text, 1) for text in test], length)]
 
 
 class TestTokenizer:
@@ -151,10 +155,10 @@ class TestSst2:
     @pytest.mark.parametrize(
         ("content", "words"),
         [
-            (None, "sst2: missing .*train.tsv; set data.root to the folder that holds sst2/"),
-            (b"", r"got the columns \[''\], expected \['sentence', 'label'\] in the first line"),
-            (b"a fine film\t1\n", "got the columns .*, expected"),
-            (b"sentence\tlabel\n", "no sentences, expected some after the header; the file is truncated"),
+            (None, "sst2: no sst2/train.tsv in .*; set data.root to the folder that holds it"),
+            (b"", r"train.tsv: got '', expected 'sentence', a tab, 'label', and sentences below"),
+            (b"a fine film\t1\n", "got 'a fine film.*, expected 'sentence', a tab, 'label'"),
+            (b"sentence\tlabel\n", r"got 'sentence\\tlabel', expected .*, and sentences below"),
             (b"sentence\tlabel\ngood\t1\nbad", "line 3 is 'bad', expected a sentence, a tab and 0 or 1"),
             (b"sentence\tlabel\ngood\t2\n", "line 2 is .*, expected a sentence, a tab and 0 or 1"),
             (b"sentence\tlabel\n\xff\t1\n", "not a text in UTF-8"),
@@ -179,6 +183,15 @@ class TestImdb:
         path.write_text(json.dumps(json.loads(path.read_text()) * 2))
         assert torch.equal(load("imdb", tmp_path).train.x, data.train.x)
 
+    def test_a_repeated_review_counts_where_it_was_first(self) -> None:
+        """With its first label, and in its first place."""
+        reviews = [("a", 0), ("b", 1), ("c", 0), ("d", 1)]
+        expected = halves_of_reviews(reviews, "here")
+        for repeated in ([*reviews, ("a", 1), ("b", 1)], [*reviews[:2], ("a", 0), *reviews[2:]]):
+            for part, other in zip(halves_of_reviews(repeated, "here"), expected, strict=True):
+                assert torch.equal(part.x, other.x)
+                assert torch.equal(part.y, other.y)
+
     def test_line_breaks_are_no_words(self, tmp_path: Path) -> None:
         path = write_imdb(tmp_path, 4)
         path.write_text(json.dumps([{"t": f"a<br /><br />b {i}", "s": i % 2} for i in range(4)]))
@@ -187,10 +200,10 @@ class TestImdb:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            (lambda path: path.unlink(), "imdb: missing .*reviews.json; set data.root to the folder that holds imdb/"),
+            (lambda path: path.unlink(), "imdb: no imdb/reviews.json in .*; set data.root to the folder that holds it"),
             (lambda path: path.write_bytes(path.read_bytes()[:-100]), "damaged or truncated JSON .*; fetch it again"),
-            (lambda path: path.write_bytes(b'["\xff"]'), "damaged or truncated JSON"),
-            (lambda path: path.write_text("{}"), "got a JSON dict, expected a list"),
+            (lambda path: path.write_bytes(b'["\xff"]'), "not a text in UTF-8"),
+            (lambda path: path.write_text("{}"), r"entry 0 is '{}', expected a list of"),
             (lambda path: path.write_text("[]"), "0 reviews, expected two or more of a class"),
             (lambda path: path.write_text('[{"t": "a", "s": 0}, {"t": "b", "s": 2}]'), "entry 1 is .*, expected"),
             (lambda path: path.write_text('[{"text": "a", "s": 0}]'), "entry 0 is .*, expected"),

@@ -13,7 +13,7 @@ from incofl.engine.executor import InProcess
 from incofl.engine.load import load_model
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.run import make_executor
-from incofl.engine.worker import layout_of
+from incofl.engine.worker import Worker, layout_of
 from incofl.errors import ConfigError
 from tests.federations import tiny_config
 
@@ -85,3 +85,42 @@ def test_narrow_shortcuts_are_not_computed_channels_last(channels: int, stride: 
     """Of a strided 1x1 convolution of few channels oneDNN's backward pass destroys the heap."""
     module = torch.nn.Sequential(torch.nn.Conv2d(channels, 16, 1, stride), torch.nn.Conv2d(16, 16, 3))
     assert layout_of(module) == (torch.channels_last if last else torch.contiguous_format)
+
+
+def test_a_model_that_cannot_compute_channels_last_trains_all_the_same(tmp_path: Path) -> None:
+    """In this process and in others, with the same bits, and without drawing random numbers."""
+    settings = ["model.name=tests.own_models:viewing", "rounds=2", "cohort=2", "data.clients=4", "data.limit=80"]
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    for workers in (1, 2):
+        summary = incofl.run(tiny_config(*settings, f"engine.workers={workers}"), tmp_path / str(workers))
+        assert summary["rejected"] == 0
+    assert torch.equal(torch.rand(3), expected)
+    first, second = ((tmp_path / str(workers) / "checkpoint" / "state.safetensors").read_bytes() for workers in (1, 2))
+    assert first == second
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("settings", "last"),
+    [
+        (["model.name=tiny-resnet", "model.width=2"], True),
+        (["model.name=tiny-resnet", "model.width=4", "method=scalefl"], True),  # several outputs
+        (["model.name=tests.own_models:viewing"], False),
+    ],
+)
+def test_channels_last_where_the_model_can(
+    settings: list[str], last: bool, dtype: torch.dtype, request: pytest.FixtureRequest
+) -> None:
+    if dtype == torch.float64:
+        request.getfixturevalue("double")
+    worker = Worker(build(tiny_config(*settings)))
+    for level in range(3):
+        module = worker.module(level, 0)
+        x = worker.input(module, torch.zeros(2, 3, 8, 8))
+        weights = [value for value in module.state_dict().values() if value.dim() == 4]
+        for value in (x, *(weight for weight in weights if weight.shape[1] > 1 and weight.shape[2] > 1)):
+            assert value.is_contiguous(memory_format=torch.channels_last) == last
+            assert value.is_contiguous() == (not last)
+        assert all(parameter.grad is None for parameter in module.parameters())

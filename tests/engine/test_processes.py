@@ -16,20 +16,19 @@ import torch
 from torch import Tensor
 
 import incofl
-from incofl.client import ClientRule, Local
+from incofl.client import ClientRule, Local, Upload
 from incofl.engine.executor import Executor, InProcess, Lost
 from incofl.engine.federation import Federation
 from incofl.engine.processes import WorkerProcesses
-from incofl.engine.round import Tally, run_round
-from incofl.method import Upload
+from incofl.engine.round import RoundStats, run_round
 from incofl.server import Server
 from tests.federations import tiny_config, tiny_federation
 
 
-def rounds(federation: Federation, executor: Executor, count: int, cohort: int = 6) -> tuple[Server, list[Tally]]:
+def rounds(federation: Federation, executor: Executor, count: int, cohort: int = 6) -> tuple[Server, list[RoundStats]]:
     server, tallies = federation.start(), []
     for _ in range(count):
-        tallies.append(Tally())
+        tallies.append(RoundStats())
         jobs = federation.schedule(server.round, cohort)
         server = run_round(server, federation.method, jobs, executor, tallies[-1])
     return server, tallies
@@ -109,7 +108,7 @@ def test_killed_workers_lose_nothing(killer: threading.Event) -> None:
         found, tallies = rounds(federation, executor, 3)
         assert time.monotonic() - start < 300
         killer.set()
-        rejected = [refusal for tally in tallies for refusal in tally.rejected]
+        rejected = [refusal for stats in tallies for refusal in stats.rejected]
         assert all("its worker process died 2 times (signal SIGKILL)" in str(r["reason"]) for r in rejected)
         assert all(
             sorted(t.clients) == sorted(j.client for j in federation.schedule(i, 6)) for i, t in enumerate(tallies)

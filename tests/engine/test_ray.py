@@ -18,16 +18,15 @@ import pytest
 import torch
 
 import incofl
-from incofl.client import ClientRule, Local, Score
+from incofl.client import ClientRule, Local, Score, Upload
 from incofl.engine.executor import Executor, InProcess, Lost, make_store
 from incofl.engine.federation import Federation
-from incofl.engine.plan import Task
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.ray_actors import RayActors
 from incofl.engine.ray_cluster import Connection
-from incofl.engine.round import Tally, run_round
+from incofl.engine.round import RoundStats, run_round
 from incofl.engine.store import ClientStore
-from incofl.method import Upload
+from incofl.engine.worker_setup import Task
 from incofl.server import Server
 from incofl.tensors import Tensors
 from tests.federations import tiny_config, tiny_federation
@@ -84,13 +83,13 @@ Make = Callable[[Federation, ClientStore], Executor]
 
 def play(
     federation: Federation, make: Make
-) -> tuple[Server, ClientStore, list[Tally], list[Score], dict[int, Tensors]]:
+) -> tuple[Server, ClientStore, list[RoundStats], list[Score], dict[int, Tensors]]:
     """Two rounds of eight clients: the server, what clients remember, counts, scores and measured statistics."""
     server, store, tallies = federation.start(), make_store(federation), []
     executor = make(federation, store)
     try:
         for _ in range(2):
-            tallies.append(Tally(on_accepted=store.keeper(server.round)))
+            tallies.append(RoundStats(on_accepted=store.keeper(server.round)))
             jobs = federation.schedule(server.round, 8)
             server = run_round(server, federation.method, jobs, executor, tallies[-1])
         levels = federation.levels_in_use
@@ -135,13 +134,13 @@ def assert_same_tensors(a: Mapping[Any, Tensors], b: Mapping[Any, Tensors]) -> N
 def assert_same(federation: Federation, make: Make, others: Sequence[Make]) -> None:
     """Server, client memory, losses, scores and statistics, bit for bit."""
     server, store, tallies, scores, measured = play(federation, make)
-    assert [tally.rejected for tally in tallies] == [[], []]
+    assert [stats.rejected for stats in tallies] == [[], []]
     for other in others:
         expected, kept, counted, right, statistics = play(federation, other)
         assert_same_tensors({"": server.shared}, {"": expected.shared})
         assert_same_tensors(server.private, expected.private)
         assert_same_tensors(server.extra, expected.extra)
-        assert [(tally.loss, tally.clients) for tally in tallies] == [(tally.loss, tally.clients) for tally in counted]
+        assert [(stats.loss, stats.clients) for stats in tallies] == [(stats.loss, stats.clients) for stats in counted]
         assert scores == right
         assert_same_tensors(measured, statistics)
         assert store.manifest == kept.manifest

@@ -1,19 +1,19 @@
-"""The round function, its tally, and the cohort."""
+"""The round function, its stats, and the cohort."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
-from incofl.client import Score
+from incofl.client import Score, Upload
 from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation, Job
-from incofl.engine.round import Tally, run_round
-from incofl.method import Upload
+from incofl.engine.round import LARGEST_NORM, RoundStats, run_round
 from incofl.seeds import Purpose, seed_of
 from incofl.server import Server
-from incofl.tensors import Tensors
+from incofl.tensors import Tensors, all_finite
 from tests.federations import run_rounds, tiny_federation
 
 
@@ -49,6 +49,11 @@ class Tampering:
             },
             "is not finite",
         ),
+        (
+            lambda u: {"update": u.update | {"fc.bias": torch.tensor([-1e20, *[0.0] * 9])}},
+            "its update of 'fc.bias' has values up to 1.0e+20, expected a norm of at most 1e+15",
+        ),
+        (lambda u: {"extra": {"fc.bias": torch.full((10,), 1e15)}}, "has values up to 1.0e+15, expected a norm of"),
         (lambda u: {"update": u.update | {"fc.bias": torch.zeros(1)}}, r"'fc.bias' has shape (1,)"),
         (lambda u: {"update": u.update | {"extra": torch.zeros(1)}}, "'extra' is not in its slice"),
         (lambda u: {"steps": 0}, "trained on nothing"),
@@ -60,35 +65,57 @@ def test_a_bad_upload_is_rejected_and_the_others_count(spoil: object, reason: st
     server, jobs = federation.start(), federation.schedule(0, 4)
     victim = jobs[1]
     ((upload,),) = InProcess(federation).train(server, [victim])
-    tally = Tally()
+    stats = RoundStats()
     executor = Tampering(federation, victim.client, spoil(upload))  # type: ignore[operator]
-    after = run_round(server, federation.method, jobs, executor, tally)
-    assert [refusal["client"] for refusal in tally.rejected] == [victim.client]
-    assert reason in str(tally.rejected[0]["reason"])
+    after = run_round(server, federation.method, jobs, executor, stats)
+    assert [refusal["client"] for refusal in stats.rejected] == [victim.client]
+    assert reason in str(stats.rejected[0]["reason"])
     others = [job for job in jobs if job is not victim]
-    expected = run_round(server, federation.method, others, InProcess(federation), Tally())
+    expected = run_round(server, federation.method, others, InProcess(federation), RoundStats())
     assert all(torch.equal(after.shared[n], expected.shared[n]) for n in expected.shared)
 
 
 def test_a_round_in_which_everybody_is_rejected_changes_nothing() -> None:
     federation = tiny_federation()
     server, jobs = federation.start(), federation.schedule(0, 1)
-    after = run_round(server, federation.method, jobs, Tampering(federation, jobs[0].client, {"steps": 0}), Tally())
+    after = run_round(
+        server, federation.method, jobs, Tampering(federation, jobs[0].client, {"steps": 0}), RoundStats()
+    )
     assert all(torch.equal(after.shared[n], server.shared[n]) for n in server.shared)
     assert after.round == 1
 
 
+def test_the_largest_accepted_update_survives_what_the_server_does_with_it() -> None:
+    """InCo's products of it, after FedNova has multiplied it by a thousand, are finite, and so is the new server."""
+    federation = tiny_federation("method=inconova", "inco.granularity=tensor", "inco.clip=none")
+    server, jobs = federation.start(), federation.schedule(0, 4)
+
+    def stretched() -> Iterator[Sequence[Upload]]:
+        for number, (upload,) in enumerate(InProcess(federation).train(server, jobs)):
+            scaled = {n: value * (0.99 * LARGEST_NORM / float(value.norm())) for n, value in upload.update.items()}
+            yield [dataclasses.replace(upload, update=scaled, normaliser=1000.0 if number % 2 else 1.0)]
+
+    stats = RoundStats()
+    changes = federation.method.server.aggregate(server, stats.accept(stretched()))
+    assert stats.rejected == []
+    for transform in federation.method.transforms:
+        changes, record = changes.transformed(transform, server.layout, 0)
+        assert record
+        assert all(math.isfinite(number) for entry in record.values() for number in entry.values())
+    assert all_finite(server.advance(changes).shared)
+
+
 def test_tally() -> None:
     federation = tiny_federation()
-    tally = Tally()
+    stats = RoundStats()
     jobs = federation.schedule(0, 4)
-    run_round(federation.start(), federation.method, jobs, InProcess(federation), tally)
-    assert sorted(tally.clients) == sorted(job.client for job in jobs)
-    assert tally.bytes_up == tally.bytes_down == sum(federation.costs[job.level].bytes_up for job in jobs)
-    assert tally.records.keys() == {"inco"}
-    assert tally.records["inco"].keys() == federation.model.layout.shallow.keys()
-    assert tally.loss is not None
-    assert 0 < tally.loss < 5
+    run_round(federation.start(), federation.method, jobs, InProcess(federation), stats)
+    assert sorted(stats.clients) == sorted(job.client for job in jobs)
+    assert stats.bytes_up == stats.bytes_down == sum(federation.costs[job.level].bytes_up for job in jobs)
+    assert stats.records.keys() == {"inco"}
+    assert stats.records["inco"].keys() == federation.model.layout.shallow.keys()
+    assert stats.loss is not None
+    assert 0 < stats.loss < 5
 
 
 def test_schedule_is_a_function_of_seed_and_round() -> None:

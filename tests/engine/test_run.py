@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,14 +14,25 @@ from typing import Any
 import pytest
 
 import incofl
+from incofl.client import ClientRule, Local, Upload
 from incofl.config import load_config
-from incofl.engine.records import RunFolder
+from incofl.engine.backend import Simulated
+from incofl.engine.build import build
+from incofl.engine.federation import Federation
+from incofl.engine.run import make_executor
+from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, RunError
+from incofl.tensors import Tensors
 from tests.federations import tiny_config
+from tests.texts import text_config, write_shakespeare
 
 
 def final_state(folder: Path) -> bytes:
     return (folder / "checkpoint" / "state.safetensors").read_bytes()
+
+
+def with_client(federation: Federation, rule: ClientRule) -> Federation:
+    return dataclasses.replace(federation, method=dataclasses.replace(federation.method, client=rule))
 
 
 def comparable(folder: Path) -> list[dict[str, Any]]:
@@ -72,6 +84,46 @@ def test_a_run_can_be_prolonged(tmp_path: Path, method: str) -> None:
     incofl.run(tiny_config(f"method={method}", "rounds=4"), tmp_path / "parts", resume=True)
     assert final_state(tmp_path / "whole") == final_state(tmp_path / "parts")
     assert comparable(tmp_path / "whole") == comparable(tmp_path / "parts")
+
+
+def test_a_natural_partition_may_leave_groups_unused(tmp_path: Path) -> None:
+    """Eight roles, of which the six with most to say are clients: the run is prolonged like any other."""
+    with write_shakespeare(tmp_path, roles=8).open("a") as file:
+        file.write(f"\nRole 7:\n{'my lord ' * 50}\n")
+    for folder, rounds in (("whole", [2]), ("parts", [1, 2])):
+        for last in rounds:
+            incofl.run(text_config(tmp_path, "tiny-lstm", f"rounds={last}"), tmp_path / folder, resume=last > rounds[0])
+    parts = json.loads((tmp_path / "parts" / "partition.json").read_text())
+    assert sum(map(len, parts)) <= max(map(max, parts))  # some are left out
+    assert final_state(tmp_path / "whole") == final_state(tmp_path / "parts")
+    known = RunFolder(tmp_path / "parts").load_partition(clients=6)
+    assert known is not None
+    assert [part.tolist() for part in known] == parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Boasting(ClientRule):
+    """One client sends a finite update whose squares are not."""
+
+    victim: tuple[int, ...]  # its labels
+
+    def finish(self, local: Local, trained: Upload) -> tuple[Tensors, Tensors]:
+        if local.given.labels is not None and tuple(local.given.labels.tolist()) == self.victim:
+            for value in trained.update.values():
+                value.mul_(1e20 / float(value.abs().max()))
+        return {}, {}
+
+
+def test_a_huge_update_is_rejected_by_name_and_the_run_goes_on(tmp_path: Path) -> None:
+    config = tiny_config("cohort=10", "rounds=2")
+    rule = Boasting(tuple(build(config).labels(3).tolist()))
+    site = Simulated(lambda config, folder: with_client(build(config), rule), make_executor)
+    assert incofl.run(config, tmp_path, site=site)["rejected"] == 2
+    for row in comparable(tmp_path):
+        (refusal,) = row["rejected"]
+        assert refusal["client"] == 3
+        assert re.match("client 3: its update of '.*' has values up to 1.0e\\+20, expected a norm", refusal["reason"])
+        assert row["accuracy"] > 0
 
 
 class Crash(BaseException):
@@ -219,10 +271,20 @@ class TestRefusals:
         with pytest.raises(RunError, match=r"partition.json: damaged"):
             incofl.run(tiny_config(), tmp_path, resume=True)
 
-    def test_a_partition_of_other_clients(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("first", "message"),
+        [
+            (None, "not a partition among 10 clients"),  # one client less
+            ([7, 7], "not a partition among 10 clients"),
+            ([-1], "not a partition among 10 clients"),
+            ([300], "names example 300, expected less than 300"),
+        ],
+    )
+    def test_a_partition_of_other_clients_or_data(self, first: list[int] | None, message: str, tmp_path: Path) -> None:
         incofl.run(tiny_config("rounds=1"), tmp_path)
-        (tmp_path / "partition.json").write_text("[[0, 1, 2]]")
-        with pytest.raises(RunError, match="not a partition among 10 clients"):
+        parts = [[] for _ in range(9)] if first is None else [first, *([] for _ in range(9))]
+        (tmp_path / "partition.json").write_text(json.dumps(parts))
+        with pytest.raises(RunError, match=message):
             incofl.run(tiny_config(), tmp_path, resume=True)
 
     def test_fewer_rounds_than_are_finished(self, tmp_path: Path) -> None:
@@ -265,7 +327,7 @@ class TestRefusals:
 
 def test_provenance_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumption adds what it was computed with; one without a round to compute adds nothing."""
-    import incofl.engine.records as records
+    import incofl.engine.run_folder as records
 
     for rounds, commit in ((1, "first"), (1, "idle"), (2, "second")):
         monkeypatch.setattr(records, "environment", lambda commit=commit: {"commit": commit})

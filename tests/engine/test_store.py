@@ -10,7 +10,7 @@ from incofl.engine.executor import make_store
 from incofl.engine.federation import Federation
 from incofl.engine.store import ClientStore
 from incofl.errors import RunError
-from incofl.split import WidthSplitter
+from incofl.split import Splitter
 from incofl.tensors import Tensors
 from tests.federations import tiny_config, tiny_federation
 
@@ -96,7 +96,7 @@ def test_old_memories_are_deleted_once_the_checkpoint_is_there(federation: Feder
 def test_memories_are_in_the_servers_coordinates(federation: Federation) -> None:
     """A client that held channels 0 and 1 of four, and now holds 1 and 2, remembers 1; the other is 0."""
     layout = federation.model.layout
-    splitter = WidthSplitter((0.25,), (layout.depth,), "rolling")
+    splitter = Splitter((0.25,), (layout.depth,), "rolling")
     store = ClientStore(layout, lambda level, round: splitter.slice(layout, level, round))
     held, now = splitter.slice(layout, 0, 0), splitter.slice(layout, 0, 1)
     size = held.shapes["bn1.weight"][0]

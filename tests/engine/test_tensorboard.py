@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from incofl.engine.records import RunFolder
 from incofl.engine.run import run
+from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError
 from tests.federations import tiny_config
 

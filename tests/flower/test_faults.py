@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Array, Context, Error, Message, MessageType
@@ -52,6 +53,10 @@ def nan(content: Any) -> None:
     content["update"]["head.bias"] = Array(values)
 
 
+def huge(content: Any) -> None:
+    content["update"]["head.bias"] = Array(content["update"]["head.bias"].numpy() * 0 - np.float32(1e20))
+
+
 def replayed(content: Any) -> None:
     content["report"]["round"] = 7
 
@@ -61,6 +66,7 @@ def replayed(content: Any) -> None:
     [
         (garbage, "client 1: node 1001: update 'head.weight' has 10000000 bytes of 'numpy.ndarray', its slice expects"),
         (nan, "client 1: its update is not finite"),
+        (huge, "client 1: its update of 'head.bias' has values up to 1.0e+20, expected a norm of at most 1e+15"),
         (replayed, "client 1: node 1001: it replies for round 7, expected 0"),
         (lambda content: content.pop("extra"), "client 1: node 1001: the reply lacks 'extra'"),
     ],
@@ -387,8 +393,8 @@ def test_levels_follow_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     federation: Federation = build(CONFIG)
     small, large = federation.costs
     grid = LoopGrid(make_client_app())
-    said: list[dict[str, int | str]] = [{"memory": f"{small.memory} B"}, {"memory": large.memory}]
-    said += [{"compute": small.macs}, {"memory": 1}]
+    said: list[dict[str, str]] = [{"memory": f"{small.memory} B"}, {"memory": f"{large.memory} B"}]
+    said += [{"compute": f"{small.macs} MAC"}, {"memory": "1 B"}]
     for client, limits in enumerate(said):
         grid.add(FIRST + client, partition_id=client, **limits)
     serve(grid, dataclasses.replace(CONFIG, rounds=1), settings(tmp_path / "run", min_nodes=3, wait=0.5))

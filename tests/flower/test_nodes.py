@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from incofl.costs import Cost
 from incofl.engine.federation import ClientLevels
 from incofl.errors import ConfigError, RunError
 from incofl.flower.messages import Answer
 from incofl.flower.nodes import Fleet
-from incofl.resources import Cost
 
 # Of three levels, which need 100, 200 and 300 bytes.
 COSTS = [Cost(level, (level + 1,), 1.0, 10 * (level + 1), 10, 5, 5, 100 * (level + 1)) for level in range(3)]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from incofl.client import ClientRule, Given, Local, LocalSettings, Trained, train
+from incofl.client import ClientInput, ClientRule, Local, LocalSettings, Upload, train
 from incofl.layout import Layout
-from incofl.method import ServerRule, Upload
+from incofl.method import ServerRule
 from incofl.server import Server
 from incofl.split import Slice, cut
 from incofl.tensors import Tensors
@@ -55,10 +55,10 @@ class Problem:
         self.server = server.start(start)
         self.memories: dict[int, Tensors] = {}
 
-    def turn(self, number: int) -> Trained:
+    def turn(self, number: int) -> Upload:
         client = self.clients[number]
-        sent = WHOLE.take(self.rule_of_server.sent(self.server, 0))
-        given = Given(WHOLE.take(self.server.shared), sent, self.memories.get(number, {}))
+        sent = WHOLE.take(self.rule_of_server.extra_for_client(self.server, 0))
+        given = ClientInput(WHOLE.take(self.server.shared), sent, self.memories.get(number, {}))
         batch = torch.tensor([client.curvature, client.optimum]), torch.zeros(1)
         return train(Point(), given, [batch] * client.steps, self.rule, self.settings)
 
@@ -68,7 +68,7 @@ class Problem:
             t = self.turn(number)
             self.memories[number] = t.memory
             examples = self.clients[number].examples
-            extra = {"extra": t.extra, "memory": t.memory, "length": t.length}
+            extra = {"extra": t.extra, "memory": t.memory, "normaliser": t.normaliser}
             uploads.append(Upload(number, 0, WHOLE, t.update, t.buffers, examples, t.steps, t.loss, **extra))  # type: ignore[arg-type]
         self.server = self.server.advance(self.rule_of_server.aggregate(self.server, [uploads]))
         return self.w

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import incofl
-from incofl.config import Config, load_config, make_config
+from incofl.client import Setting
+from incofl.config import load_config, make_config
 from incofl.engine.build import build, build_method, build_model, build_splitter
 from incofl.engine.executor import make_store
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError
 from incofl.methods import METHODS
-from incofl.models import find_family
 from incofl.server import Server
 from incofl.tensors import Tensors, all_finite, clone
 from tests.federations import FAMILIES, family_config, run_rounds, tiny_config, tiny_federation
@@ -38,7 +38,7 @@ def test_all_promised_names_are_there() -> None:
         *(name.replace("hetero", "inco") for name in SPLIT),
         *UNEQUAL,
         *(f"{name}+inco" for name in UNEQUAL),
-        *("allsmall", "alllarge"),
+        *("allsmall", "alllarge", "largestonly"),
     }
     assert set(METHODS) == promised | {f"{name}+noise" for name in SPLIT}
     for base in SPLIT:
@@ -56,8 +56,8 @@ def text_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_rounds(name: str, family: str, text_root: Path) -> None:
     """On every family of models, or refused in one line."""
     config = family_config(family, text_root, f"method={name}")
-    if METHODS[name].exits and not find_family(config.model.name).exits:
-        with pytest.raises(ConfigError, match=f"got '{config.model.name}', expected a model with early exits"):
+    if name.startswith("scalefl") and family != "tiny-resnet":
+        with pytest.raises(ConfigError, match="cannot have early exits, expected a ResNet or a model with"):
             build(config)
     else:
         check_method(build(config))
@@ -111,7 +111,8 @@ def test_every_method_takes_the_default_model_and_every_preset(name: str) -> Non
         config = load_config(preset, [f"method={name}"])
         model = build_model(config)
         assert len(build_splitter(config, model).depths) == 5
-        build_method(config).client.check(model.template, model.example(2))
+        setting = Setting(model.template, model.example(2), model.layout, buffers=config.buffers)
+        build_method(config).check(setting)
 
 
 def differs(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -153,8 +154,8 @@ def test_differs_from_fedavg(name: str) -> None:
     """In the second round at the latest; at the same sizes and cohorts."""
     method = METHODS[name]
     base = "fedavg" if method.server.separate else "heteroavg"
-    policy = "average" if method.window != "prefix" else "per-level"
-    options = ["cohort=6", "data.clients=6", f"split.kind={method.split}", f"buffers={policy}"]
+    policy = "average" if method.split.window != "prefix" else "per-level"
+    options = ["cohort=6", "data.clients=6", f"split.kind={method.split.kind or 'stage'}", f"buffers={policy}"]
     options += [f"aggregate.weighting={method.server.weighting}"]
     ours = run_rounds(tiny_federation(f"method={name}", *options), 3, cohort=6)[-1]
     theirs = run_rounds(tiny_federation(f"method={base}", *options), 3, cohort=6)[-1]
@@ -187,7 +188,8 @@ def test_documented(name: str) -> None:
     for prefix in ("hetero", "inco"):
         if base.startswith(prefix) and base not in UNEQUAL:
             base = "fed" + base.removeprefix(prefix)
-    base = {"fedscaffold": "scaffold", "fedmoon": "moon", "allsmall": "fedavg", "alllarge": "fedavg"}.get(base, base)
+    base = {"fedscaffold": "scaffold", "fedmoon": "moon"}.get(base, base)
+    base = "fedavg" if METHODS[name].level != "own" else base
     text = importlib.import_module(f"incofl.methods.{base}").__doc__
     assert text is not None
     assert "Differences: " in text
@@ -198,43 +200,55 @@ def test_documented(name: str) -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        "prox.mu=0.3",
-        "scaffold.correction_scale=0.5",
-        "moon.temperature=0.2",
-        "moon.projection=256",
-        "heterofl.mask=false",
-        "rolex.direction=backward",
-        "scalefl.gamma=0.1",
-        "inclusive.beta=0.5",
+        "heteroprox prox.mu=0.3",
+        "scaffold scaffold.correction_scale=0.5",
+        "incomoon moon.temperature=0.2",
+        "moon moon.projection=256",
+        "fedrolex heterofl.mask=false",
+        "fedrolex rolex.direction=backward",
+        "scalefl+inco scalefl.gamma=0.1",
+        "inclusivefl inclusive.beta=0.5",
+        "heteroavg server.lr=0.5",
+        "fedavg noise.uploads=0.5",
+        "incoavg inco.rule=theorem",
+        "incoavg+adam server-adam.tau=0.1",
     ],
 )
 def test_options_round_trip_and_arrive(setting: str) -> None:
-    config = make_config({}, [setting])
-    key, _, value = setting.partition("=")
+    method, _, option = setting.partition(" ")
+    config = make_config({"method": method}, [option])
+    key, _, value = option.partition("=")
+    section, _, name = key.partition(".")
     assert str(config.flat()[key]).lower() == value
+    assert str(getattr(build_method(config).options[section], name)).lower() == value
     assert make_config(config.to_dict()) == config
-    assert config.digest() != Config().digest()
+    assert config.digest() != make_config({"method": method}).digest()
+
+
+def test_options_of_another_method_change_nothing() -> None:
+    assert make_config({"method": "heteroavg"}, ["prox.mu=0.3"]) == make_config({"method": "heteroavg"})
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["prox.mu=-1"], "prox.mu: got -1.0, expected a number >= 0"),
-        (["scaffold.correction_scale=2"], "scaffold.correction_scale: got 2.0, expected a number in [0, 1]"),
-        (["moon.temperature=0"], "moon.temperature: got 0.0, expected a number > 0"),
+        (["prox.mu=-1"], "prox.mu: got -1, expected a number >= 0"),
+        (["scaffold.correction_scale=2"], "scaffold.correction_scale: got 2, expected a number from 0 to 1"),
+        (["moon.temperature=0"], "moon.temperature: got 0, expected a number > 0"),
         (["moon.mu=-0.1"], "moon.mu: got -0.1, expected a number >= 0"),
         (["moon.projection=-1"], "moon.projection: got -1, expected a whole number from 0 to 65536"),
         (["scaffold.population=some"], "scaffold.population: got 'some', expected 'holders' or 'all'"),
-        (["heterofl.clip=0"], "heterofl.clip: got 0.0, expected a number > 0 or none"),
+        (["local.max_grad_norm=0"], "local.max_grad_norm: got 0, expected a number > 0 or 'none'"),
+        (["prox.mu=inf"], "prox.mu: got inf, expected a number >= 0"),
         (["rolex.direction=up"], "rolex.direction: got 'up', expected 'forward' or 'backward'"),
-        (["scalefl.gamma=-1"], "scalefl.gamma: got -1.0, expected a number >= 0"),
-        (["scalefl.temperature=0"], "scalefl.temperature: got 0.0, expected a number > 0"),
-        (["scalefl.distil_after=-1"], "scalefl.distil_after: got -1, expected a whole number >= 0 or none"),
+        (["scalefl.gamma=-1"], "scalefl.gamma: got -1, expected a number >= 0"),
+        (["scalefl.temperature=0"], "scalefl.temperature: got 0, expected a number > 0"),
+        (["scalefl.distil_after=-1"], "scalefl.distil_after: got -1, expected a whole number >= 0 or 'none'"),
         (["scalefl.head_convs=10"], "scalefl.head_convs: got 10, expected a whole number from 0 to 9"),
         (["method=fedrolex", "buffers=per-level"], "buffers: got 'per-level', expected 'static' or 'average'"),
         (["method=heteromoon", "buffers=static"], "buffers: got 'static', expected another"),
         (["method=moon", "engine.compile=true"], "engine.compile: got true, expected false"),
-        (["inclusive.beta=1.5"], "inclusive.beta: got 1.5, expected a number in [0, 1]"),
+        (["inclusive.beta=1.5"], "inclusive.beta: got 1.5, expected a number from 0 to 1"),
         (
             ["method=heterofl", "split.kind=stage"],
             "split.kind: got 'stage', expected 'hetero': heterofl splits by width",
@@ -243,12 +257,12 @@ def test_options_round_trip_and_arrive(setting: str) -> None:
 )
 def test_options_out_of_range(settings: list[str], words: str) -> None:
     with pytest.raises(ConfigError) as problem:
-        make_config({}, settings)
+        tiny_federation(*settings)
     assert words in str(problem.value)
 
 
 def test_scalefl_needs_exits() -> None:
-    with pytest.raises(ConfigError, match="expected a model with early exits for this method"):
+    with pytest.raises(ConfigError, match="ResidualMlp cannot have early exits"):
         tiny_federation("method=scalefl", "model.name=tiny-mlp")
 
 

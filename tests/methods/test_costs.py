@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import incofl
+from incofl.costs import Cost
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
-from incofl.engine.round import Tally, run_round
+from incofl.engine.round import RoundStats, run_round
 from incofl.method import ServerRule
-from incofl.resources import Cost
 from incofl.server import Server
 from incofl.tensors import Tensors
 from tests.federations import tiny_config, tiny_federation
@@ -63,15 +63,15 @@ def test_others_send_and_hold_the_model_alone(name: str) -> None:
 def test_what_a_server_sends_need_not_come_back() -> None:
     @dataclasses.dataclass(frozen=True)
     class Talkative(ServerRule):
-        def sent(self, server: Server, level: int) -> Tensors:
+        def extra_for_client(self, server: Server, level: int) -> Tensors:
             return {"conv1.weight": server.shared["conv1.weight"]}
 
     federation = tiny_federation("method=heteroavg", "split.kind=hetero")
     federation = dataclasses.replace(federation, method=dataclasses.replace(federation.method, server=Talkative()))
     server, jobs = federation.start(), federation.schedule(0, 4)
-    tally = Tally(sent=lambda level: federation.method.server.sent(server, level))
-    run_round(server, federation.method, jobs, InProcess(federation), tally)
+    stats = RoundStats(extra_of=lambda level: federation.method.server.extra_for_client(server, level))
+    run_round(server, federation.method, jobs, InProcess(federation), stats)
     costs = [federation.costs[job.level] for job in jobs]
-    assert tally.bytes_down == sum(cost.bytes_down for cost in costs)
+    assert stats.bytes_down == sum(cost.bytes_down for cost in costs)
     more = sum(4 * math.prod(federation.slice(job.level, 0).shapes["conv1.weight"]) for job in jobs)
-    assert tally.bytes_down - tally.bytes_up == more > 0
+    assert stats.bytes_down - stats.bytes_up == more > 0

@@ -10,8 +10,9 @@ from incofl.data import local_batches
 from incofl.engine.federation import Federation
 from incofl.engine.worker import layout_of, one_thread
 from incofl.inco import InCo
+from incofl.methods.server_optimizers import ServerSchedule
 from incofl.seeds import Purpose, torch_rng
-from incofl.split import DepthSplitter, submodel
+from incofl.split import Splitter, submodel
 from incofl.tensors import Tensors, clone
 from tests.federations import run_rounds, tiny_config, tiny_federation
 
@@ -24,7 +25,7 @@ def same(a: Tensors, b: Tensors) -> bool:
 def plain_fedavg(federation: Federation, rounds: int, cohort: int) -> Tensors:
     """FedAvg as in McMahan et al., with a loop of its own: whole models, every client alike."""
     layout, template = federation.model.layout, federation.model.template
-    whole = DepthSplitter((layout.depth,)).slice(layout, 0, 0)
+    whole = Splitter((1.0,), (layout.depth,)).slice(layout, 0, 0)
     weights = clone(federation.model.initial)
     for round in range(rounds):
         sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in weights.items()}
@@ -81,7 +82,8 @@ def test_allsmall_trains_the_smallest_level_only() -> None:
 @pytest.mark.usefixtures("double")
 def test_extract_then_put_back_changes_nothing() -> None:
     """Clients that send their slice back untrained leave the server as it was, bit for bit, in every splitting."""
-    from incofl.method import ServerRule, Upload
+    from incofl.client import Upload
+    from incofl.method import ServerRule
 
     for split in ("split.kind=stage", "split.kind=hetero"):
         federation = tiny_federation(split)
@@ -142,7 +144,7 @@ def test_inco_options_reach_the_server() -> None:
     released, theorem = (run_rounds(tiny_federation(f"inco.rule={r}"), 1)[-1] for r in ("released", "theorem"))
     assert not same(released.shared, theorem.shared)
     federation = tiny_federation("inco.rule=theorem", "inco.clip=none")
-    assert federation.method.transforms == (InCo(rule="theorem", clip=None),)
+    assert federation.method.transforms == (ServerSchedule(), InCo(rule="theorem", clip=None))
 
 
 def test_nobody_of_the_largest_level_was_drawn() -> None:
@@ -170,14 +172,12 @@ def test_fedavg_levels_do_not_touch_each_other() -> None:
 
 def test_a_server_learning_rate_scales_the_step() -> None:
     """Half the rate, half the step; ``1/epochs`` is what the paper's code does for ViTs."""
-    full, half = (
-        run_rounds(tiny_federation("method=heteroavg", f"aggregate.server_lr={rate}"), 1) for rate in (1.0, 0.5)
-    )
+    full, half = (run_rounds(tiny_federation("method=heteroavg", f"server.lr={rate}"), 1) for rate in (1.0, 0.5))
     layout = full[0].layout
     for name in layout.parameters:
         step, smaller = (servers[1].shared[name] - servers[0].shared[name] for servers in (full, half))
         assert torch.allclose(smaller, step / 2, atol=1e-7)
     for name in layout.buffers:
         assert torch.equal(full[1].shared[name], half[1].shared[name])
-    config = tiny_config("aggregate.server_lr=1/epochs", "local.epochs=5")
-    assert config.aggregate.server_lr == 0.2
+    config = tiny_config("server.lr=1/epochs", "local.epochs=5")
+    assert config.methods["server"].lr == 0.2

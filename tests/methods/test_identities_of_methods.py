@@ -8,16 +8,23 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from incofl.client import Given, Local, LocalSettings
-from incofl.engine.executor import make_store
-from incofl.method import Upload
+from incofl.client import ClientInput, Local, LocalSettings, Setting, Upload, evaluate
+from incofl.data import eval_batches
+from incofl.engine.executor import InProcess, make_store
 from incofl.methods.heterofl import HeteroFL, HeteroFLOptions, HeteroFLServer
 from incofl.methods.moon import Moon, contrast, with_features
 from incofl.methods.scalefl import divergence, weighted_loss
 from incofl.server import Server
+from incofl.split import submodel
+from incofl.task import CLASSIFICATION, Score
 from tests.federations import run_rounds, tiny_federation
+from tests.methods.quadratic import LAYOUT
 
 EXACT = "aggregate.precision=float64"
+
+
+def loss_of(score: Score) -> float:
+    return CLASSIFICATION.values(score)["loss"]
 
 
 def close(a: Server, b: Server, tolerance: float = 1e-12) -> bool:
@@ -99,6 +106,22 @@ def test_fedrolex_weights_by_history_cancel() -> None:
 
 
 @pytest.mark.usefixtures("double")
+def test_fedrolex_is_evaluated_as_it_was_trained() -> None:
+    """After two rounds (0 and 1) the sub-model of a level is that of round 1's window, not of the next."""
+    federation = tiny_federation("method=fedrolex")
+    server = dataclasses.replace(federation.start(), round=2)
+    (score,) = InProcess(federation).evaluate(server, [0])
+    losses = []
+    for round in (1, 2):
+        piece = federation.slice(0, round)
+        module = submodel(federation.model.template, federation.model.layout, piece)
+        batches = eval_batches(federation.data.test, federation.data.pipeline)
+        losses.append(loss_of(evaluate(module, piece.take(server.state(0)), batches)))
+    assert loss_of(score) == pytest.approx(losses[0], rel=1e-9)
+    assert loss_of(score) != pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("split", ["stage", "hetero"])
 @pytest.mark.parametrize("name", ["heteroscaffold", "scaffold"])
 def test_scaffolds_variate_is_the_mean_of_its_clients(name: str, split: str) -> None:
@@ -136,6 +159,19 @@ class TestMoon:
         z, z_g = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])
         assert float(contrast(z, z_g, 3 * z, 0.5)) == pytest.approx(math.log(1 + math.e**2), abs=1e-12)
 
+    @pytest.mark.parametrize("mu", [0.1, 5.0])
+    def test_the_loss_by_hand(self, mu: float) -> None:
+        """A head of zeros: cross-entropy log 2. Features turned by a right angle since received: as above."""
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        same, turned = torch.eye(2), torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+        states = [{"0.weight": features, "1.weight": torch.zeros(2, 2)} for features in (turned, same)]
+        model.load_state_dict(states[1])
+        local = Local(model, ClientInput(states[0], memory=states[1]), LocalSettings())
+        rule = Moon(mu=mu, temperature=0.5)
+        rule.begin(local)
+        loss = rule.loss(local, torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+        assert float(loss.detach()) == pytest.approx(math.log(2) + mu * math.log(1 + math.e**2), abs=1e-12)
+
     def test_no_term_before_the_first_training_and_one_after(self) -> None:
         """Everybody takes part: the first round is FedAvg's, the second is not."""
         everybody = ["data.clients=5", EXACT]
@@ -147,7 +183,7 @@ class TestMoon:
     def test_frozen_models_are_in_evaluation_mode(self) -> None:
         model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
         state = {name: value.clone() for name, value in model.state_dict().items()}
-        local = Local(model.train(), Given(state, memory=state), LocalSettings())
+        local = Local(model.train(), ClientInput(state, memory=state), LocalSettings())
         Moon().begin(local)
         x, y = torch.randn(6, 4), torch.tensor([0, 1] * 3)
         Moon().loss(local, x, y).backward()  # type: ignore[no-untyped-call]
@@ -170,7 +206,7 @@ class TestMoon:
         from incofl.errors import ConfigError
 
         with pytest.raises(ConfigError, match="moon needs a model whose last layer is linear; Sequential has another"):
-            Moon().check(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.zeros(2, 4))
+            Moon().check(Setting(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.zeros(2, 4), LAYOUT))
 
     def test_remembers_the_last_local_model(self) -> None:
         federation = tiny_federation("method=heteromoon", "data.clients=1", "cohort=1", EXACT, "split.levels=1")
@@ -190,7 +226,7 @@ class TestHeteroFL:
         head = nn.Linear(1, 4, bias=False)
         with torch.no_grad():
             head.weight.copy_(torch.tensor([[2.0], [5.0], [1.0], [-7.0]]))
-        local = Local(head, Given({}, labels=torch.tensor([3, 0, 1, 0])), LocalSettings())
+        local = Local(head, ClientInput({}, labels=torch.tensor([3, 0, 1, 0])), LocalSettings())
         loss = HeteroFL().loss(local, torch.ones(1, 1), torch.tensor([0]))
         assert float(loss.detach()) == pytest.approx(math.log(math.e**2 + math.e + 2) - 2, abs=1e-12)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -230,10 +266,6 @@ class TestHeteroFL:
 
     def test_static_statistics_are_those_of_the_training_images(self) -> None:
         """Means over batches of all (300 < 5,000) training images, at each width, and they are used."""
-        from incofl.data import eval_batches
-        from incofl.engine.executor import InProcess
-        from incofl.split import submodel
-
         federation = tiny_federation("method=heterofl")
         server = run_rounds(federation, 1)[-1]
         measured = InProcess(federation).measure(server, [0, 2])
@@ -248,7 +280,8 @@ class TestHeteroFL:
             torch.testing.assert_close(got, expected.detach(), rtol=1e-6, atol=1e-8)
         later = server.measured(measured)
         assert not torch.equal(later.state(0)["bn1.running_mean"], server.state(0)["bn1.running_mean"])
-        assert InProcess(federation).evaluate(later, [0])[0].loss != InProcess(federation).evaluate(server, [0])[0].loss
+        ours, theirs = (loss_of(InProcess(federation).evaluate(state, [0])[0]) for state in (later, server))
+        assert ours != theirs
 
 
 class TestScaleFL:
@@ -269,6 +302,12 @@ class TestScaleFL:
         teacher, student = torch.tensor([[math.log(3.0), 0.0]]), torch.zeros(1, 2)
         expected = (0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2
         assert float(divergence(teacher, student, 1.0)) == pytest.approx(expected, rel=1e-6)
+
+    def test_divergence_grows_with_the_square_of_the_temperature(self) -> None:
+        """t = 3, logits three times as large: the same q and p, and so 9 times the value."""
+        teacher, student = torch.tensor([[3 * math.log(3.0), 0.0]]), torch.zeros(1, 2)
+        expected = 9 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2
+        assert float(divergence(teacher, student, 3.0)) == pytest.approx(expected, rel=1e-6)
 
     def test_the_teacher_is_not_trained_by_it(self) -> None:
         first, last = (torch.randn(3, 4, requires_grad=True) for _ in range(2))

@@ -1,14 +1,22 @@
 """InclusiveFL: what sizes share, and how the larger teach the smaller."""
 
+import dataclasses
+from collections.abc import Iterator, Sequence
+
 import pytest
 import torch
 
-from incofl.method import Upload
+from incofl.client import Upload
+from incofl.engine.executor import InProcess
+from incofl.engine.federation import Job
+from incofl.engine.round import RoundStats, run_round
+from incofl.methods import METHODS
 from incofl.methods.inclusivefl import InclusiveFL, InclusiveOptions, held_blocks
 from incofl.models import ModelOptions, make_model
 from incofl.server import Server
 from incofl.split import make_splitter
 from incofl.tensors import Tensors
+from tests.federations import tiny_federation
 
 MODEL = make_model("resnet26", ModelOptions(width=1 / 16))
 SPLITTER = make_splitter(MODEL.layout, "stage", 5)
@@ -98,3 +106,54 @@ def test_sizes_that_end_in_the_same_block_teach_each_other() -> None:
     first = step(start(), upload(1, 1.0), upload(2, 5.0))
     second = step(first, upload(1, 1.0))
     assert moved(first, second, 1, "layer4.1.conv2.weight") == pytest.approx(0.2 * 10 + 0.8 * 2)
+
+
+class Ones(InProcess):
+    """An executor whose clients move every parameter by 1."""
+
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
+        for (upload,) in super().train(server, jobs):
+            for value in upload.update.values():
+                value.fill_(1)
+            yield [upload]
+
+
+def test_a_server_learning_rate_scales_what_is_taught_too() -> None:
+    """Everything moves by 0.2 where every update is 1, also in round 2: 0.2 m + 0.8 g with m = g = 0.2."""
+    small = ["data.clients=3", "cohort=3", "data.limit=60"]
+    federation = tiny_federation("method=inclusivefl", "server.lr=0.2", *small)
+    before = federation.start()
+    for round in range(2):
+        jobs = federation.schedule(round, 3)
+        after = run_round(before, federation.method, jobs, Ones(federation), RoundStats())
+        for level in range(3):
+            for name in federation.slice(level, round).index.keys() & federation.model.layout.parameters:
+                assert moved(before, after, level, name) == pytest.approx(0.2, abs=1e-6), (round, level, name)
+        before = after
+    assert before.extra
+
+
+class Sent(InProcess):
+    """An executor that gives the uploads it was made with."""
+
+    def __init__(self, *uploads: Upload) -> None:
+        self.uploads = uploads
+
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
+        yield self.uploads
+
+
+def test_inco_mixes_last_blocks_with_the_shared_shallow_layer() -> None:
+    """ResNet14's own layer4.1 moved by 0.02, the shared layer4.0.conv2 by 0.01, in all 9 elements of a kernel.
+
+    theta = 0.02 / 0.01 = 2, norms 0.06 and 0.03: (1/3 + 2 * 1/3) (0.06 + 0.03) / 2 = 0.045.
+    """
+    before = start()
+    buffers = {n: before.shared[n] for n in SLICES[1].index if n in MODEL.layout.buffers}
+    sent = dataclasses.replace(upload(1, 0.01), buffers=buffers)
+    stats = RoundStats()
+    after = run_round(before, METHODS["inclusivefl+inco"], [], Sent(sent), stats)
+    assert stats.rejected == []
+    for name in ("layer4.1.conv1.weight", "layer4.1.conv2.weight"):
+        assert moved(before, after, 1, name) == pytest.approx(0.045, rel=1e-3)
+    assert moved(before, after, 1, "layer4.0.conv2.weight") == pytest.approx(0.01)

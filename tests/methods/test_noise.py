@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from incofl.client import Upload
 from incofl.engine.build import build_method
 from incofl.engine.executor import InProcess
-from incofl.method import Upload
 from incofl.methods.noise import NoiseOptions, UploadNoise, add_noise_
 from incofl.tensors import clone
+from incofl.transform import Context
 from tests.federations import run_rounds, tiny_config, tiny_federation
+from tests.methods.quadratic import LAYOUT
 
 
 def test_its_size_follows_the_tensor() -> None:
@@ -30,6 +32,24 @@ def test_a_constant_tensor_has_no_noise() -> None:
     assert torch.equal(update, torch.full((5,), 0.3))
 
 
+def test_taps_that_nobody_trained_do_not_count_and_stay_zero() -> None:
+    """Two 3x3 kernels whose centres moved by 1 and 3: deviation 1, not sqrt(10/18 - 16/324) = 0.711; noise there."""
+    update = torch.zeros(2, 1, 3, 3)
+    update[:, 0, 1, 1] = torch.tensor([1.0, 3.0])
+    expected = torch.zeros_like(update)
+    expected[:, 0, 1, 1] = 0.5 * torch.randn(2, 1, 3, 3, generator=torch.Generator().manual_seed(1))[:, 0, 1, 1]
+    before = update.clone()
+    size = add_noise_(update, 0.5, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(update - before, expected, rtol=0, atol=1e-6)
+    assert size == pytest.approx(float(expected.norm()), rel=1e-6)
+
+
+def test_what_did_not_move_at_all_has_no_noise() -> None:
+    update = torch.zeros(2, 3)
+    assert add_noise_(update, 1.0, torch.Generator()) == 0
+    assert torch.equal(update, torch.zeros(2, 3))
+
+
 @pytest.fixture(scope="module")
 def upload() -> Upload:
     federation = tiny_federation()
@@ -41,7 +61,8 @@ def upload() -> Upload:
 def test_uploads_by_seed_round_and_client(upload: Upload) -> None:
     def noisy(seed: int = 0, round: int = 3, client: int = 7) -> Upload:
         copy = dataclasses.replace(upload, client=client, update=clone(upload.update))
-        return UploadNoise(NoiseOptions(uploads=1.0), seed)(copy, round)
+        context = Context(LAYOUT, round, seed)
+        return UploadNoise(NoiseOptions(uploads=1.0))(copy, context)
 
     name = next(iter(upload.update))
     first = noisy()
@@ -53,8 +74,11 @@ def test_uploads_by_seed_round_and_client(upload: Upload) -> None:
 
 
 def test_it_is_off_unless_asked_for() -> None:
-    assert build_method(tiny_config()).uploads == ()
-    assert build_method(tiny_config("noise.uploads=0.5")).uploads == (UploadNoise(NoiseOptions(uploads=0.5), 0),)
+    (off,), (on,) = (build_method(tiny_config(*more)).uploads for more in ([], ["noise.uploads=0.5"]))
+    assert off == UploadNoise(NoiseOptions(uploads=0.0))
+    assert on == UploadNoise(NoiseOptions(uploads=0.5))
+    upload = Upload(update={"w": torch.ones(2, 2)})
+    assert torch.equal(off(upload, Context(LAYOUT)).update["w"], torch.ones(2, 2))
 
 
 def test_noise_on_uploads_reaches_the_server_in_every_tensor() -> None:

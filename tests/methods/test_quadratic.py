@@ -72,6 +72,14 @@ def test_scaffold_by_hand() -> None:
         assert (fedavg.round() == pytest.approx(w, abs=1e-12)) == (number == 0)  # the second round differs
 
 
+def test_scaffolds_variate_does_not_weigh_by_examples() -> None:
+    """One step from 0 towards 2 and 4, with 1 and 3 examples: w = 0.1 (2 + 3 * 4) / 4, but c = -(2 + 4) / 2."""
+    clients = [Client(1.0, 2.0, 1), Client(1.0, 4.0, 1, examples=3)]
+    problem = Problem(clients, on_parabola(Scaffold)(), ScaffoldServer("samples", "float64"), 0.1)
+    assert problem.round() == pytest.approx(0.35, abs=1e-12)
+    assert float(problem.server.extra["variate"]["w"]) == pytest.approx(-3.0, abs=1e-12)
+
+
 def test_scaffold_first_variate_is_the_mean_gradient() -> None:
     """One client, zero variates: c_i+ is the mean of the gradients along its path."""
     client = Client(2.0, 3.0, 3)
@@ -139,7 +147,7 @@ def test_fednova_weighs_by_examples() -> None:
     ],
 )
 def test_length_of_a_path(settings: LocalSettings, steps: int, length: float) -> None:
-    assert FedNova().length(settings, steps) == pytest.approx(length, abs=5e-4)
+    assert FedNova().normaliser(settings, steps) == pytest.approx(length, abs=5e-4)
 
 
 def test_the_length_of_momentum_is_the_sum_of_its_weights() -> None:
@@ -147,7 +155,7 @@ def test_the_length_of_momentum_is_the_sum_of_its_weights() -> None:
     rho, tau = 0.9, 7
     weights = [sum(rho**j for j in range(tau - k + 1)) for k in range(1, tau + 1)]
     settings = LocalSettings(optimizer="sgd", momentum=rho)
-    assert FedNova().length(settings, tau) == pytest.approx(sum(weights), abs=1e-12)
+    assert FedNova().normaliser(settings, tau) == pytest.approx(sum(weights), abs=1e-12)
 
 
 def test_fedprox_by_hand() -> None:

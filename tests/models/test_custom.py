@@ -106,9 +106,9 @@ def deep(depth): return nn.Linear(5, 10)
         ("nothing", "model.name: {}:nothing returned NoneType, expected a torch.nn.Module, or one and its Layout"),
         ("wide", "model.name: {}:wide gives (3, 20) for a batch of 3, expected logits (3, 10)"),
         ("crooked", "model.name: {}:crooked fails on a batch of shape (3, 1, 8, 8): RuntimeError: "),
-        ("asks", "model.name: {}:asks needs 'frequency': expected among shape, classes, vocabulary, sequence, width, "),
+        ("asks", "model.name: {}:asks needs 'frequency': set model.options.frequency, or give it a default"),
         ("deep", "model.name: {}:deep needs 'depth': set model.depth, or give it a default"),
-        ("", "model.name: got '{}:', expected package.module:factory"),
+        ("", "model.name: got '{}:', expected package.module:attribute"),
     ],
 )
 def test_what_is_wrong_with_a_factory(write: Any, factory: str, line: str) -> None:
@@ -130,6 +130,38 @@ def test_settings_that_a_factory_does_not_take_are_refused(write: Any) -> None:
     name = write(SOURCE)
     with pytest.raises(ConfigError, match=f"model.depth: got 3, but {name}:wide has no parameter 'depth'"):
         make_model(f"{name}:wide", ModelOptions(shape=(1, 8, 8), depth=3))
+
+
+def test_options_of_a_factory(write: Any) -> None:
+    """They are keyword arguments, replace what the data say, and may be anything that the factory takes."""
+    layers = "nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, classes)"
+    name = write(
+        "from torch import nn\n"
+        f"def plain(classes, hidden=8): return nn.Sequential({layers})\n"
+        "def open(classes, **options): return plain(classes, **options)\n"
+    )
+    for factory in ("plain", "open"):
+        model = make_model(f"{name}:{factory}", ModelOptions(shape=(1, 8, 8), options={"hidden": 6, "classes": 10}))
+        assert model.layout.shapes["3.weight"] == (10, 6)
+    with pytest.raises(ConfigError) as caught:
+        make_model(f"{name}:plain", ModelOptions(shape=(1, 8, 8), options={"hiden": 6}))
+    assert str(caught.value) == f"model.options.hiden: {name}:plain has no parameter 'hiden'; did you mean 'hidden'?"
+
+
+def test_the_output_can_be_anything_where_the_task_is_not_to_classify(write: Any) -> None:
+    name = write(
+        "from torch import nn\n"
+        "def make(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))\n"
+        "def classify(classes): return make()\n"
+    )
+    for options in (ModelOptions(shape=(1, 8, 8), logits=False), ModelOptions(shape=(1, 8, 8), classes=0)):
+        assert make_model(f"{name}:make", options).layout.shapes["3.weight"] == (2, 8)
+    with pytest.raises(ConfigError, match=r"gives \(3, 2\) for a batch of 3, expected logits \(3, 10\)"):
+        make_model(f"{name}:make", OPTIONS)
+    with pytest.raises(
+        ConfigError, match=f"{name}:classify needs 'classes': set model.options.classes, or give it a d"
+    ):
+        make_model(f"{name}:classify", ModelOptions(shape=(1, 8, 8), classes=0))
 
 
 @pytest.mark.parametrize(

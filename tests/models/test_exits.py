@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
-from incofl.errors import LayoutError
-from incofl.models import ModelOptions, make_model
-from incofl.models.resnet import ExitResNet
+from incofl.errors import ConfigError, LayoutError
+from incofl.layout import Layout
+from incofl.models import MODELS, Extend, ModelOptions, add_exits, make_model
+from incofl.models.resnet import ResNet
 from incofl.split import exit_positions, make_exit_splitter, submodel
 
 # Millions of parameters of the five levels, by the number of convolutions in an exit.
@@ -14,6 +16,15 @@ MILLIONS = {
     1: (0.44, 1.32, 2.19, 6.59, 21.15),
     3: (0.58, 2.04, 3.49, 10.74, 28.53),
 }
+
+
+def exits(levels: int, convolutions: int = 3) -> Extend:
+    """Adds so many exits to a new model."""
+
+    def extend(module: nn.Module, layout: Layout) -> Layout:
+        return add_exits("model", module, exit_positions(len(layout.blocks), levels), convolutions)
+
+    return extend
 
 
 def test_positions() -> None:
@@ -26,7 +37,7 @@ def test_positions() -> None:
 
 @pytest.mark.parametrize("convs", [0, 1, 3])
 def test_sizes_of_the_levels(convs: int) -> None:
-    model = make_model("resnet26", ModelOptions(exits=5, head_convs=convs))
+    model = make_model("resnet26", extend=exits(5, convs))
     splitter = make_exit_splitter(model.layout)
     for level, millions in enumerate(MILLIONS[convs]):
         shapes = splitter.slice(model.layout, level, 0).shapes
@@ -35,39 +46,53 @@ def test_sizes_of_the_levels(convs: int) -> None:
 
 
 def test_the_trunk_starts_as_without_exits() -> None:
-    plain, exits = (
+    plain, other = (
         make_model("resnet26", ModelOptions(width=0.125)),
-        make_model("resnet26", ModelOptions(width=0.125, exits=5)),
+        make_model("resnet26", ModelOptions(width=0.125), extend=exits(5)),
     )
-    assert all(torch.equal(plain.initial[name], exits.initial[name]) for name in plain.initial)
-    assert plain.layout.shallow == exits.layout.shallow
-    assert plain.layout.first_same_shape == exits.layout.first_same_shape
+    assert all(torch.equal(plain.initial[name], other.initial[name]) for name in plain.initial)
+    assert plain.layout.shallow == other.layout.shallow
+    assert plain.layout.first_same_shape == other.layout.first_same_shape
 
 
 @pytest.mark.parametrize("level", range(5))
 def test_a_level_gives_the_logits_of_its_exits(level: int) -> None:
     """All of them in training, the last one in evaluation; and no gradient is lost."""
-    model = make_model("resnet26", ModelOptions(width=0.125, exits=5, shape=(3, 32, 32)))
+    model = make_model("resnet26", ModelOptions(width=0.125), extend=exits(5))
     splitter = make_exit_splitter(model.layout)
     piece = splitter.slice(model.layout, level, 0)
     module = submodel(model.template, model.layout, piece)
     module.load_state_dict(piece.take(model.initial))
-    assert isinstance(module, ExitResNet)
+    assert isinstance(module, ResNet)
     x = torch.randn(4, 3, 32, 32)
-    exits = module.train()(x)
-    assert [tuple(logits.shape) for logits in exits] == [(4, 10)] * (level + 1)
-    sum(logits.sum() for logits in exits).backward()
+    heads = module.train()(x)
+    assert [tuple(logits.shape) for logits in heads] == [(4, 10)] * (level + 1)
+    sum(logits.sum() for logits in heads).backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
     assert torch.is_tensor(module.eval()(x))
 
 
 def test_the_largest_level_is_the_whole_model() -> None:
-    model = make_model("tiny-resnet", ModelOptions(exits=3, shape=(1, 8, 8)))
+    model = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)), extend=exits(3))
     piece = make_exit_splitter(model.layout).slice(model.layout, 2, 0)
     assert {name: tuple(value.shape) for name, value in model.initial.items()} == dict(piece.shapes)
 
 
 def test_widths_must_fit_the_exits() -> None:
-    model = make_model("tiny-resnet", ModelOptions(exits=3, shape=(1, 8, 8)))
+    model = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)), extend=exits(3))
     with pytest.raises(LayoutError, match=r"split.levels: got 2 levels, expected 3, one per exit"):
         make_exit_splitter(model.layout, (0.5, 1.0))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_without_exits_are_refused(name: str) -> None:
+    """With a line that lists all models that can have them."""
+    options = ModelOptions(shape=(7,), vocabulary=5) if MODELS[name].input == "texts" else ModelOptions(width=0.125)
+    if "resnet" in name:
+        assert len(make_model(name, options, extend=exits(3)).layout.exits) == 3
+    else:
+        known = ", ".join(other for other in MODELS if "resnet" in other)
+        with pytest.raises(
+            ConfigError, match=f"got 'model', expected a model with early exits for this method: {known}$"
+        ):
+            make_model(name, options, extend=exits(3))

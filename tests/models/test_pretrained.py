@@ -9,11 +9,12 @@ from safetensors.torch import save_file
 
 import incofl
 from incofl.errors import ConfigError
-from incofl.models import Model, ModelOptions, make_model
+from incofl.models import Extend, Model, ModelOptions, make_model
 from incofl.models.pretrained import resize_positions, with_pretrained
 from incofl.split import make_splitter
 from incofl.tensors import Tensors
 from tests.federations import tiny_config, tiny_federation
+from tests.models.test_exits import exits
 
 
 def random_file(path: Path, shapes: dict[str, tuple[int, ...]]) -> Tensors:
@@ -106,8 +107,8 @@ def test_positions_of_the_same_grid_are_kept_as_they_are() -> None:
     assert resize_positions(old, (4, 4)) is old
 
 
-def resnet(depth: str = "resnet26", **options: object) -> Model:
-    return make_model(depth, ModelOptions(width=1 / 16, **options), seed=3)  # type: ignore[arg-type]
+def resnet(depth: str = "resnet26", classes: int = 10, extend: Extend | None = None) -> Model:
+    return make_model(depth, ModelOptions(width=1 / 16, classes=classes), seed=3, extend=extend)
 
 
 def test_resnets(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_resnets(tmp_path: Path) -> None:
     path = tmp_path / "resnet34.safetensors"
     deeper = resnet("resnet34", classes=7)
     save_file({n: v.contiguous() for n, v in deeper.initial.items() if not n.endswith("num_batches_tracked")}, path)
-    for fresh in (resnet(), resnet(exits=5)):
+    for fresh in (resnet(), resnet(extend=exits(5))):
         loaded = with_pretrained(fresh, str(path)).initial
         assert loaded.keys() == fresh.initial.keys()
         for name, value in loaded.items():
@@ -126,7 +127,7 @@ def test_resnets(tmp_path: Path) -> None:
 def test_a_last_exit_of_the_same_classes_is_the_head(tmp_path: Path) -> None:
     path, plain = tmp_path / "plain.safetensors", make_model("resnet26", ModelOptions(width=1 / 16), seed=9)
     save_file({name: value.contiguous() for name, value in plain.initial.items()}, path)
-    loaded = with_pretrained(resnet(exits=5), str(path)).initial
+    loaded = with_pretrained(resnet(extend=exits(5)), str(path)).initial
     assert all(torch.equal(loaded[name], value) for name, value in plain.initial.items())
 
 
@@ -142,7 +143,7 @@ def test_half_precision_files(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"layer1.0.conv1.weight": None}, "lacks 'layer1.0.conv1.weight'; does it hold a smaller or another model?"),
-        ({"layer1.0.conv3.weight": torch.ones(1)}, "holds 'layer1.0.conv3.weight', which the model has not"),
+        ({"layer1.0.conv3.weight": torch.ones(1)}, "holds 'layer1.0.conv3.weight', which the model lacks"),
         ({"bn1.weight": torch.ones(5)}, "'bn1.weight' has shape (5,), the model's (4,); set the model's sizes"),
         ({"bn1.weight": torch.full((4,), torch.nan)}, "holds values that are not finite"),
     ],

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from incofl.resources import activation_bytes, costs, count_macs, unroll
 from torch import Tensor, nn
 
 from incofl.client import LocalSettings
@@ -12,7 +13,6 @@ from incofl.layout import Layout
 from incofl.models import Model, ModelOptions, make_model
 from incofl.models.text import StackedLstm, TextTransformer
 from incofl.models.transformer import Attention
-from incofl.resources import activation_bytes, costs, count_macs, unroll
 from incofl.split import WidthSplitter, make_splitter, submodel
 
 TEXTS = ModelOptions(shape=(12,), classes=3, vocabulary=20)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from incofl.resources import count_macs
 from torch import Tensor
 from torch.nn import functional
 from typer.testing import CliRunner
@@ -15,8 +16,8 @@ from incofl.engine.build import build_model, build_splitter
 from incofl.errors import ConfigError
 from incofl.layout import Axis
 from incofl.models import Model, ModelOptions, make_model
+from incofl.models.model import shapes_of
 from incofl.models.vit import VisionTransformer, default_patch
-from incofl.resources import count_macs
 from incofl.split import WidthSplitter, make_splitter, submodel
 from incofl.tensors import Tensors
 from tests.federations import run_rounds, tiny_config, tiny_federation
@@ -188,11 +189,11 @@ def test_a_shallow_vit_has_as_many_levels_as_blocks() -> None:
 
 def test_the_papers_protocol() -> None:
     config = load_config("paper-vit-cifar10")
-    assert (config.data.side, config.split.kind, config.aggregate.server_lr) == (224, "layer", 0.2)
+    assert (config.data.side, config.split.kind, config.server.lr) == (224, "layer", 0.2)
     assert (config.local.optimizer, config.local.lr, config.local.momentum) == ("sgd", 0.01, 0.9)
     assert config.local.weight_decay == 1e-5
     model = build_model(config)
-    assert model.input_shape == (3, 224, 224)
+    assert shapes_of(model.example(2)) == (2, 3, 224, 224)
     assert build_splitter(config, model).depths == ((8,), (9,), (10,), (11,), (12,))
 
 

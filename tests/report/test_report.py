@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from incofl.engine.records import RunFolder
 from incofl.engine.run import run
+from incofl.engine.run_folder import RunFolder
 from incofl.report import tables
 from incofl.report.figures import by_level, cohorts, of_section, thinned
 from incofl.report.page import make_page, write_report

@@ -9,8 +9,7 @@ from torch import Tensor
 from incofl.errors import UploadError
 from incofl.layout import Axis, Layout
 from incofl.models import ModelOptions, make_model
-from incofl.split import DepthSplitter, Slice, WidthSplitter, cut
-from incofl.split.width import Window
+from incofl.split import Slice, Splitter, Window, cut
 
 LAYOUT = make_model("resnet26", ModelOptions(width=1 / 16, shape=(1, 8, 8), stem="small")).layout
 
@@ -19,10 +18,10 @@ LAYOUT = make_model("resnet26", ModelOptions(width=1 / 16, shape=(1, 8, 8), stem
 def slices(draw: st.DrawFn) -> Slice:
     depth = tuple(draw(st.integers(1, n)) for n in LAYOUT.depth)
     if draw(st.booleans()):
-        return DepthSplitter((depth,)).slice(LAYOUT, 0, 0)
+        return Splitter((1.0,), (depth,)).slice(LAYOUT, 0, 0)
     window: Window = draw(st.sampled_from(["prefix", "rolling"]))
     ratio = draw(st.floats(0.05, 1.0))
-    return WidthSplitter((ratio,), (depth,), window).slice(LAYOUT, 0, draw(st.integers(0, 100)))
+    return Splitter((ratio,), (depth,), window).slice(LAYOUT, 0, draw(st.integers(0, 100)))
 
 
 def random_state(names: dict[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:

@@ -10,8 +10,8 @@ import torch
 from incofl.errors import LayoutError
 from incofl.layout import Layout
 from incofl.models import ModelOptions, make_model
-from incofl.split import Splitter, WidthSplitter, make_splitter
-from incofl.split.width import kept_channels
+from incofl.split import Splitter, Window, make_splitter
+from incofl.split.splitter import kept_channels
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ class TestLayer:
 class TestHetero:
     def test_five_widths_are_the_papers(self, resnet: Layout) -> None:
         splitter = make_splitter(resnet, "hetero", 5)
-        assert isinstance(splitter, WidthSplitter)
-        assert splitter.ratios == (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+        assert isinstance(splitter, Splitter)
+        assert splitter.shares == (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
         assert set(splitter.depths) == {(3, 3, 3, 3)}
 
     def test_widths_of_64_channels(self) -> None:
@@ -108,9 +108,22 @@ class TestHetero:
 
     def test_rolling_starts_as_prefix(self, resnet: Layout) -> None:
         ratios, depths = (0.5,), ((3, 3, 3, 3),)
-        rolling = WidthSplitter(ratios, depths, "rolling")
-        assert rolling.slice(resnet, 0, 0) == WidthSplitter(ratios, depths).slice(resnet, 0, 0)
+        rolling = Splitter(ratios, depths, "rolling")
+        assert rolling.slice(resnet, 0, 0) == Splitter(ratios, depths).slice(resnet, 0, 0)
         assert rolling.slice(resnet, 0, 1) != rolling.slice(resnet, 0, 0)
+
+    def test_the_window_moves_by_one_channel_a_round(self) -> None:
+        """O = 8, w = 3, forwards as in the paper and backwards as in its code."""
+        layout = make_model("tiny-resnet").layout
+        (size,) = layout.shapes["bn1.weight"]
+        assert size == 8
+        steps: dict[Window, int] = {"rolling": 1, "rolling-back": -1}
+        for window, step in steps.items():
+            splitter = Splitter((3 / 8,), ((1, 1),), window)
+            for round in range(10):
+                (held,) = splitter.slice(layout, 0, round).index["bn1.weight"]
+                expected = [(step * round + channel) % 8 for channel in range(3)]
+                assert torch.arange(8)[held].tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -126,8 +139,8 @@ class TestHetero:
         ("layer", 4, "full", "got 4 levels, expected 1 to 3: layer splitting .* use split.kind=stage"),
         ("hetero", [0.0], "full", r"expected a share of the channels in \(0, 1\]"),
         ("hetero", [2], "full", r"expected a share of the channels in \(0, 1\]"),
-        ("hetero", [0.5, 1], [1], "split.depth: got 1 entries for 2 levels"),
-        ("stage", 5, "scaled", "expected it only with split.kind=hetero"),
+        ("hetero", [0.5, 1], [1], "split.depth: got 1 entries, expected 2, one per level"),
+        ("stage", 5, "scaled", "expected it with split.kind=hetero"),
         ("stage", [], "full", "split.levels: got an empty list"),
         ("stage", [3, 1], "full", "expected the levels from small to large"),
         ("hetero", [1, 0.5], "full", "expected the levels from small to large"),

@@ -58,10 +58,10 @@ def test_every_level_can_be_trained(name: str, kind: Any, levels: int, depth: An
 
 
 def test_a_rolling_window_can_be_trained() -> None:
-    from incofl.split import WidthSplitter
+    from incofl.split import Splitter
 
     model = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)))
-    piece = WidthSplitter((0.5,), ((2, 2),), "rolling").slice(model.layout, 0, 13)
+    piece = Splitter((0.5,), ((2, 2),), "rolling").slice(model.layout, 0, 13)
     small = submodel(model.template, model.layout, piece)
     small.load_state_dict(piece.take(model.initial))
     assert small(torch.randn(3, 1, 8, 8)).shape == (3, 10)

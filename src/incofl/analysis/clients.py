@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from incofl.analysis.runs import RecordedRun
-from incofl.client import Trained
+from incofl.client import Upload
 from incofl.data.dataset import Examples
 from incofl.engine.checkpoint import load_checkpoint
 from incofl.engine.executor import make_store
@@ -83,7 +83,7 @@ class Replay:
             )
         return server
 
-    def train(self, server: Server, member: Member) -> Trained:
+    def train(self, server: Server, member: Member) -> Upload:
         """Computes the turn of a client in the round after a recorded one."""
         job = Job(member.client, member.level, server.round)
         memory = self._store(server).get(member.client, self.slice(server, member)) if self.remembers else {}

@@ -12,7 +12,7 @@ from incofl.config import UNBOUND, Config, load_config
 from incofl.engine.build import build, build_model
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint
 from incofl.engine.federation import Federation
-from incofl.engine.records import Row, RunFolder
+from incofl.engine.run_folder import Row, RunFolder
 from incofl.errors import RunError
 from incofl.layout import Layout
 from incofl.models import Model

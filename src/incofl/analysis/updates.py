@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from incofl.aggregate import Accumulator, Part
+from incofl.aggregate import Accumulator, Contribution
 from incofl.analysis.analyze import Findings, NotRecordedError, Options, cell, evenly, own
 from incofl.analysis.layers import Array, Contest, Layers, Record, groups_of, role
 from incofl.analysis.plots import DEEP, SHALLOW, Axes, draw_ranges, drawn, finish_layers, short
@@ -77,7 +77,7 @@ def update_between(
     mean = Accumulator(before.layout)
     for level, (slice_, clients) in holders.items():
         old, new = before.state(level), after.state(level)
-        mean.add(Part(slice_, slice_.look({name: new[name] - old[name] for name in private}), clients))
+        mean.add(Contribution(slice_, slice_.look({name: new[name] - old[name] for name in private}), clients))
     averaged = mean.mean().values
     return update | {name: averaged[name] for name in private if name in averaged}
 

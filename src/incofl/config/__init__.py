@@ -1,6 +1,17 @@
 """The configuration of a run."""
 
-from incofl.config.reading import expected, load_config, make_config, presets, read_toml
+from incofl.config.reading import load_config, make_config, presets, read_toml, read_values
+from incofl.config.resolve import Parts, find_parts
 from incofl.config.schema import UNBOUND, Config
 
-__all__ = ["UNBOUND", "Config", "expected", "load_config", "make_config", "presets", "read_toml"]
+__all__ = [
+    "UNBOUND",
+    "Config",
+    "Parts",
+    "find_parts",
+    "load_config",
+    "make_config",
+    "presets",
+    "read_toml",
+    "read_values",
+]

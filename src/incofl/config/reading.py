@@ -1,43 +1,61 @@
-"""How a config is read: TOML files, presets, ``key=value`` overrides, and one clear line for what is wrong."""
+"""How a config is read: TOML files, presets, ``key=value`` overrides, objects, and one clear line for what is wrong."""
 
+import copy
 import dataclasses
 import json
 import tomllib
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import pydantic
-from pydantic import TypeAdapter
-
+from incofl.config.objects import GIVEN, OBJECTS, load_data, name_of
+from incofl.config.resolve import find_method_of, resolve
 from incofl.config.schema import Config
 from incofl.errors import ConfigError, nearest
+from incofl.methods import all_options
+from incofl.options import from_table
+
+_SECTIONS: dict[str, Any] = {
+    name: hint for name, hint in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(hint)
+}
+_KEYS = [f.name for f in dataclasses.fields(Config) if f.name not in ("methods", "objects")]
 
 
-def make_config(values: Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:
-    """A checked config from nested values (as read from TOML) and ``key=value`` overrides."""
-    tree: dict[str, Any] = _copy(values or {})
+def make_config(values: Mapping[str, Any] | None = None, overrides: Iterable[str] = (), **objects: Any) -> Config:
+    """A checked config from nested values (as read from TOML), ``key=value`` overrides, and objects.
+
+    Objects replace what the config says: ``model``, ``data``, ``method`` and ``task``.
+    """
+    tree: dict[str, Any] = copy.deepcopy(dict(values or {}))
     for override in overrides:
         _set(tree, override)
-    _check_keys(tree, Config, "")
-    try:
-        return TypeAdapter(Config).validate_json(json.dumps(_none(tree), default=str), strict=True)
-    except pydantic.ValidationError as problem:
-        raise ConfigError(_explain(problem)) from None
+    tree = json.loads(json.dumps(tree, default=str))  # dates, which TOML has, as they are written
+    objects = {kind: value for kind, value in objects.items() if value is not None}
+    for kind, value in objects.items():
+        _set_name(tree, kind, name_of(value, kind))
+    tree = _without_none(tree)
+    name = tree["data"].get("name", "") if isinstance(tree.get("data"), dict) else ""
+    if "data" not in objects and ":" in str(name) and not name.startswith(GIVEN):
+        objects["data"] = load_data(name)
+    return resolve(_checked(tree, objects))
 
 
-def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Reads a TOML file, or a preset by its name, and applies overrides."""
+def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), **objects: Any) -> Config:
+    """Reads a TOML file, or a preset by its name, and applies overrides and objects."""
+    return make_config(read_values(path), overrides, **objects)
+
+
+def read_values(path: str | Path | None) -> dict[str, Any]:
+    """The values of a TOML file, or of a preset by its name."""
     if path is None:
-        return make_config({}, overrides)
+        return {}
     if not Path(path).exists():
         if str(path) not in presets():
             raise ConfigError(f"{path}: no such file, nor a preset{nearest(str(path), presets())}")
-        return make_config(tomllib.loads(presets()[str(path)]), overrides)
-    return make_config(read_toml(path), overrides)
+        return tomllib.loads(presets()[str(path)])
+    return read_toml(path)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -79,61 +97,34 @@ def _set(tree: dict[str, Any], override: str) -> None:
     tree[last] = value
 
 
-def _check_keys(tree: Mapping[str, Any], section: type, prefix: str) -> None:
-    hints = typing.get_type_hints(section)
-    names = [f.name for f in dataclasses.fields(section)]
-    for key, value in tree.items():
-        if key not in names:
-            elsewhere = [name for name in Config().flat() if name.endswith(f".{key}")]
-            hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, names)
-            raise ConfigError(f"config: unknown key {prefix + key!r}{hint}")
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{prefix}{key}: got {value!r}, expected a table such as [{key}]")
-            _check_keys(value, typing.cast(type, hints[key]), f"{prefix}{key}.")
+def _set_name(tree: dict[str, Any], kind: str, name: str) -> None:
+    table, key = OBJECTS[kind]
+    (tree.setdefault(table, {}) if table else tree)[key] = name
 
 
-def _explain(problem: pydantic.ValidationError) -> str:
-    """The first complaint in one line: key, what it got, what was expected."""
-    error = problem.errors(include_url=False)[0]
-    keys = [str(part) for part in error["loc"]]
-    # Unions add the name of the tried member to the location; the key itself is what the user wrote.
-    hint: Any = Config
-    path = []
-    while keys and dataclasses.is_dataclass(hint):
-        path.append(keys.pop(0))
-        hint = typing.get_type_hints(hint, include_extras=True)[path[-1]]
-    return f"{'.'.join(path)}: got {error['input']!r}, expected {expected(hint)}"
+def _checked(tree: dict[str, Any], objects: dict[str, Any]) -> Config:
+    """The config of a tree, whose tables are sections of ``Config`` or of methods."""
+    method = tree.get("method", Config.method)
+    own = find_method_of(method, objects).options if isinstance(method, str) and (":" in method or objects) else {}
+    sections = {**all_options(), **own}
+    for key in tree:
+        if key not in _KEYS and key not in sections:
+            known = [*_KEYS, *sections]
+            elsewhere = [name for name in _all_keys(sections) if name.endswith(f".{key}")]
+            hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, known)
+            raise ConfigError(f"config: unknown key {key!r}{hint}")
+    tables: dict[str, Any] = {key: from_table(_SECTIONS[key], tree[key], key) for key in tree if key in _SECTIONS}
+    methods = {key: from_table(type(sections[key]), tree[key], key) for key in tree if key in sections}
+    plain = {key: tree[key] for key in tree if key in _KEYS and key not in _SECTIONS}
+    return Config(**plain, **tables, methods=methods, objects=objects)
 
 
-def expected(hint: Any) -> str:
-    """A type in the user's words."""
-    origin = typing.get_origin(hint)
-    if origin is Annotated:
-        base, *bounds = typing.get_args(hint)
-        words = [expected(base)]
-        for bound in bounds:
-            words += [f"{sign} {getattr(bound, attribute)}" for attribute, sign in _SIGNS if hasattr(bound, attribute)]
-        return " ".join(words)
-    if origin is Literal:
-        return " or ".join(repr(choice) for choice in typing.get_args(hint))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(expected(member) for member in typing.get_args(hint))
-    if origin is tuple:
-        return "a list"
-    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "'none'"}.get(
-        hint, str(hint)
-    )
+def _all_keys(sections: Mapping[str, Any]) -> list[str]:
+    types = {**_SECTIONS, **{name: type(value) for name, value in sections.items()}}
+    return [f"{section}.{field.name}" for section, cls in types.items() for field in dataclasses.fields(cls)]
 
 
-_SIGNS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-
-
-def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
-
-
-def _none(value: Any) -> Any:
+def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _none(entry) for key, entry in value.items()}
+        return {key: _without_none(entry) for key, entry in value.items()}
     return None if value == "none" else value

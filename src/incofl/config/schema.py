@@ -3,33 +3,21 @@
 import dataclasses
 import hashlib
 import json
-import typing
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
 import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
 
 from incofl.client import LocalSettings
-from incofl.data import find_source
 from incofl.errors import ConfigError
-from incofl.inco import InCo
 from incofl.method import BufferPolicy, Weighting
-from incofl.methods import find_method
-from incofl.methods.fedprox import FedProx
-from incofl.methods.fedrolex import Rolex
-from incofl.methods.heterofl import HeteroFLOptions
-from incofl.methods.inclusivefl import InclusiveOptions
-from incofl.methods.moon import Moon
-from incofl.methods.noise import NoiseOptions
-from incofl.methods.scaffold import Scaffold
-from incofl.methods.scalefl import ScaleFL
-from incofl.models import find_family
-from incofl.models.resnet import Stem
+from incofl.options import options
 from incofl.split import Kind
 
 Count = Annotated[int, Ge(1)]
-# Keys that may change when a run is resumed, for they cannot change its results.
+# Keys that may change when a run is resumed, because they cannot change its results.
 UNBOUND = frozenset(
     {
         *("rounds", "data.root", "engine.executor", "engine.workers", "engine.address"),
@@ -38,72 +26,75 @@ UNBOUND = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@options("data")
 class DataConfig:
     """Which data, and who holds them.
 
     Attributes:
-        name: the data set (``incofl list datasets``).
+        name: the data set (``incofl list datasets``), or your own ``Data`` as ``package.module:attribute``.
         root: the folder that holds its files; the embedded digits need none.
-        partition: ``dirichlet`` (label skew), ``iid``, ``natural`` (the parts that the data set comes in, such as
+        partition: ``dirichlet`` (label skew), ``iid``, ``natural`` (the clients that the data come with, such as
             speaking roles: those with the most examples), ``virtual`` (a population of any size whose clients draw
             ``examples`` examples each from the data set, with a Dirichlet label mix of their own), or what suits the
-            data set.
+            data.
         alpha: concentration of the Dirichlet partition; small is very uneven, large is even.
-        clients: size of the population.
-        limit: use only so many training examples, drawn by the seed.
-        examples: of each client of a virtual partition.
-        side: pixels of the side of images as the model sees them; left out, what suits the model.
+        clients: number of clients; left out, those that your own data come with, or 20.
+        limit: use only this number of training examples, drawn by the seed.
+        examples: number of examples of each client of a virtual partition.
+        side: side in pixels at which images are shown to the model; left out, what suits the model.
     """
 
     name: str = "digits"
     root: str = "data"
     partition: Literal["iid", "dirichlet", "natural", "virtual", "auto"] = "auto"
     alpha: Annotated[float, Gt(0), Le(1e6)] = 0.5
-    clients: Count = 20
+    clients: Count | Literal["auto"] = "auto"
     limit: Count | None = None
     examples: Count = 100
     side: Annotated[int, Ge(4), Le(1024)] | None = None
 
 
-@dataclass(frozen=True)
+@options("model")
 class ModelConfig:
     """The server model, named by the largest member of its family.
 
     Attributes:
-        name: the model (``incofl list models``), one of your own as ``package.module:factory``, or what suits the data
-            set.
-        width: multiplier of all channel numbers of the server model; left out, it suits the data set.
-        stem: of ResNets: ``imagenet`` (7x7, stride 2, pooling: the paper's), ``small`` (3x3), or what suits the data.
+        name: the model (``incofl list models``), your own as ``package.module:attribute``, or what suits the data.
+        width: multiplier of all channel numbers of the server model; left out, what suits the data.
+        stem: stem of a ResNet: ``imagenet`` (7x7, stride 2, pooling: the paper's), ``small`` (3x3), or what suits the
+            data.
         depth: blocks of a ViT or text transformer, layers of an LSTM; left out, as its name says.
-        dim: width of its residual stream or hidden state, likewise.
-        heads: of its attention, likewise.
+        dim: width of its residual stream or hidden state; left out, as its name says.
+        heads: heads of its attention; left out, as its name says.
         patch: side of a ViT's patches in pixels; left out, 16, or an eighth of the side of small images.
         pretrained: initial weights: a safetensors file, or a name on the Hugging Face Hub.
+        options: a table of arguments for your own model's factory.
     """
 
     name: str = "auto"
     width: Annotated[float, Gt(0), Le(4)] | None = None
-    stem: Stem | Literal["auto"] = "auto"
+    stem: Literal["imagenet", "small", "auto"] = "auto"
     depth: Count | None = None
     dim: Count | None = None
     heads: Count | None = None
     patch: Count | None = None
     pretrained: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@options("split")
 class SplitConfig:
     """The sizes of client models.
 
     Attributes:
         kind: ``stage`` (first blocks of each stage), ``layer`` (first blocks of all), ``hetero`` (narrower layers), or
-            what the method is made for.
-        levels: how many sizes, or one entry per size from small to large: blocks per stage such as ``[1, 1, 2, 2]``
-            (stage), a number of blocks (layer), a share of the channels (hetero). Left out, five, or what the model
-            has.
-        depth: of hetero splitting: ``full``, ``scaled`` (the same share of the blocks), or blocks per stage per level.
-        counts: clients of each level; left out, groups are equal. The first clients are the smallest.
+            what suits method and model.
+        levels: the number of sizes, or one entry per size from small to large: blocks per stage such as
+            ``[1, 1, 2, 2]`` (stage), a number of blocks (layer), a share of the channels (hetero). Left out, five, or
+            what the model has.
+        depth: with hetero splitting: ``full``, ``scaled`` (the same share of the blocks), or blocks per stage per
+            level.
+        counts: number of clients of each level; left out, groups are equal. The first clients are the smallest.
     """
 
     kind: Kind | Literal["auto"] = "auto"
@@ -112,39 +103,48 @@ class SplitConfig:
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None
 
 
-@dataclass(frozen=True)
+@options("task")
+class TaskConfig:
+    """What the model is trained for.
+
+    Attributes:
+        name: ``classification``, ``multilabel``, ``regression``, ``next-token``, ``segmentation``, or your own ``Task``
+            as ``package.module:attribute``.
+    """
+
+    name: str = "classification"
+
+
+@options("aggregate")
 class AggregateConfig:
     """How the server averages.
 
     Attributes:
         weighting: ``uniform`` over the clients that hold a position (the paper's code), by ``samples``, or the
             method's own.
-        precision: of the running sums.
-        server_lr: by what the aggregated update is multiplied before transforms see it; ``1/epochs``: as the paper's
-            code does for ViTs.
+        precision: dtype of the running sums.
     """
 
     weighting: Weighting | Literal["auto"] = "auto"
     precision: Literal["float32", "float64"] = "float32"
-    server_lr: Annotated[float, Gt(0), Le(100)] | Literal["1/epochs"] = 1.0
 
 
-@dataclass(frozen=True)
+@options("engine")
 class EngineConfig:
     """Where turns are computed.
 
     Attributes:
         executor: ``processes`` of this machine, ``ray`` (actors on a Ray cluster, see docs/cluster.md; needs the extra
             ``ray``), or ``auto``: processes, and this process alone where ``workers`` is 1.
-        workers: processes that train clients, each on one core; 1: in this process; ``auto``: what is fastest, or as
-            many as the environment variable ``INCOFL_WORKERS`` says; on a cluster, one per core.
-        address: of a running Ray cluster: ``auto``, ``HOST:6379`` or ``ray://HOST:10001``; left out, Ray is started on
-            this machine.
+        workers: number of processes that train clients, each on one core; 1: in this process; ``auto``: what is
+            fastest, or the value of the environment variable ``INCOFL_WORKERS``; on a cluster, one per core.
+        address: address of a running Ray cluster: ``auto``, ``HOST:6379`` or ``ray://HOST:10001``; left out, Ray is
+            started on this machine.
         device: torch device of the clients' training; devices other than ``cpu`` are untested.
         compile: train with ``torch.compile``: faster steps, after a minute or so for each level at the start of every
             process; needs a C++ compiler.
         trace: write a timeline of the run, ``trace.json``, for Perfetto or chrome://tracing.
-        client_memory: bytes of what clients remember that are kept in memory; the rest is on disk.
+        client_memory: bytes of client memory that are kept in RAM; the rest is on disk.
     """
 
     executor: Literal["auto", "processes", "ray"] = "auto"
@@ -155,15 +155,21 @@ class EngineConfig:
     trace: bool = False
     client_memory: Count = 2**30
 
+    def __post_init__(self) -> None:
+        if self.address is not None and self.executor != "ray":
+            raise ConfigError(
+                f"engine.address: got {self.address!r}, expected none: it goes with engine.executor = 'ray'"
+            )
 
-@dataclass(frozen=True)
+
+@options("eval")
 class EvalConfig:
     """When the server model is evaluated.
 
     Attributes:
-        every: evaluate after every so many rounds; the last round always is.
-        limit: use only so many test examples, drawn by the seed.
-        measured: training images, drawn by the seed, on which static batch-norm statistics are measured.
+        every: number of rounds between two evaluations; the last round is always evaluated.
+        limit: use only this number of test examples, drawn by the seed.
+        measured: number of training images, drawn by the seed, on which static batch-norm statistics are measured.
     """
 
     every: Count = 1
@@ -171,12 +177,12 @@ class EvalConfig:
     measured: Count = 5000
 
 
-@dataclass(frozen=True)
+@options("record")
 class RecordConfig:
-    """What a run keeps for later analysis (``incofl analyze``) and for onlookers besides its last state.
+    """What a run keeps for later analysis (``incofl analyze``) and for onlookers in addition to its last state.
 
     Attributes:
-        every: keep the server's state before the first and after every so many rounds; 0: only the last.
+        every: keep the server's state before the first round and after every this many rounds; 0: only the last.
         window: the first and the last of some rounds after each of which the state is kept too, such as ``[40, 50]``.
         tensorboard: write TensorBoard event files into the run folder; needs the extra ``tensorboard``.
     """
@@ -185,23 +191,28 @@ class RecordConfig:
     window: tuple[Count, Count] | None = None
     tensorboard: bool = False
 
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window[0] > self.window[1]:
+            raise ConfigError(f"record.window: got {list(self.window)}, expected the first round before the last")
+
     def keeps(self, round: int) -> bool:
-        """Whether the state after so many rounds is kept."""
+        """Whether the state after a round is kept."""
         in_window = self.window is not None and self.window[0] <= round <= self.window[1]
         return in_window or (self.every > 0 and round % self.every == 0)
 
 
-@dataclass(frozen=True)
+@options("")
 class Config:
     """A run, completely.
 
     Attributes:
-        seed: of every random stream: initial weights, partition, cohorts, batches, augmentation.
-        rounds: how many.
-        method: the method (``incofl list methods``).
+        seed: seed of every random stream: initial weights, partition, cohorts, batches, augmentation.
+        rounds: number of rounds.
+        method: the method (``incofl list methods``), or your own ``Method`` as ``package.module:attribute``.
         cohort: clients per round: a count, or a ratio below 1.
         buffers: batch-norm statistics: ``per-level`` (each size has its own), ``average`` over all (the paper),
             ``static`` (measured for each size before an evaluation, on training images), or the method's own.
+        methods: the options of methods, by section; in a file each section is a table of its own such as ``[inco]``.
     """
 
     seed: Annotated[int, Ge(0)] = 0
@@ -211,97 +222,33 @@ class Config:
     buffers: BufferPolicy | Literal["auto"] = "auto"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
     local: LocalSettings = field(default_factory=LocalSettings)
-    inco: InCo = field(default_factory=InCo)
-    prox: FedProx = field(default_factory=FedProx)
-    scaffold: Scaffold = field(default_factory=Scaffold)
-    moon: Moon = field(default_factory=Moon)
-    heterofl: HeteroFLOptions = field(default_factory=HeteroFLOptions)
-    rolex: Rolex = field(default_factory=Rolex)
-    scalefl: ScaleFL = field(default_factory=ScaleFL)
-    inclusive: InclusiveOptions = field(default_factory=InclusiveOptions)
-    noise: NoiseOptions = field(default_factory=NoiseOptions)
     aggregate: AggregateConfig = field(default_factory=AggregateConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+    methods: dict[str, Any] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        """Checks what concerns more than one field, and fills in what follows from the data set."""
-        source = find_source(self.data.name)
-        method = find_method(self.method)
-        name = source.model if self.model.name == "auto" else self.model.name
-        family = find_family(name)
-        if self.cohort > self.data.clients:
-            raise ConfigError(f"cohort: got {self.cohort:g}, expected at most data.clients = {self.data.clients}")
-        if self.split.counts is not None and sum(self.split.counts) != self.data.clients:
-            raise ConfigError(
-                f"split.counts: got {sum(self.split.counts)} clients, expected data.clients = {self.data.clients}"
-            )
-        if self.engine.address is not None and self.engine.executor != "ray":
-            raise ConfigError(
-                f"engine.address: got {self.engine.address!r}, expected none: it goes with engine.executor = 'ray'"
-            )
-        data = dataclasses.replace(
-            self.data,
-            partition=self.data.partition
-            if self.data.partition != "auto"
-            else ("natural" if source.natural else "dirichlet"),
-            side=self.data.side or family.side,
-        )
-        if data.side is not None and source.vocabulary:
-            raise ConfigError(f"data.side: got {data.side}, expected none: {self.data.name} holds texts")
-        model = dataclasses.replace(
-            self.model,
-            name=name,
-            width=self.model.width or (source.width if family.scaled else 1.0),
-            stem=source.stem if self.model.stem == "auto" and family.stem else self.model.stem,
-        )
-        if model.stem != "auto" and not family.stem:
-            raise ConfigError(f"model.stem: got {model.stem!r}, expected none: {name} has no such option")
-        split = self.split
-        if split.kind == "auto":
-            suits = (family.split or "auto") if method.split == "stage" else method.split
-            split = dataclasses.replace(split, kind=suits)
-        if split.levels == "auto" and split.kind == "hetero":
-            split = dataclasses.replace(split, levels=5)
-        elif split.levels == "auto" and family.levels:
-            split = dataclasses.replace(split, levels=min(family.levels, model.depth or family.levels))
-        if method.level == "own" and method.split == "hetero" and split.kind != "hetero":
-            raise ConfigError(f"split.kind: got {split.kind!r}, expected 'hetero': {method.name} splits by width")
-        aggregate = self.aggregate
-        if aggregate.weighting == "auto":
-            aggregate = dataclasses.replace(aggregate, weighting=method.server.weighting)
-        if aggregate.server_lr == "1/epochs":
-            aggregate = dataclasses.replace(aggregate, server_lr=1 / self.local.epochs)
-        buffers = method.server.buffers if self.buffers == "auto" else self.buffers
-        if method.window != "prefix" and buffers == "per-level":
-            raise ConfigError(f"buffers: got 'per-level', expected 'static' or 'average': {method.name} moves a window")
-        if isinstance(method.client, Moon) and buffers == "static":
-            raise ConfigError(f"buffers: got 'static', expected another: {method.name} evaluates while it trains")
-        if isinstance(method.client, Moon) and self.engine.compile:
-            raise ConfigError(f"engine.compile: got true, expected false: {method.name} looks into the model")
-        if (window := self.record.window) is not None and window[0] > window[1]:
-            raise ConfigError(f"record.window: got {list(window)}, expected the first round before the last")
-        object.__setattr__(self, "method", method.name)
-        object.__setattr__(self, "data", data)
-        object.__setattr__(self, "model", model)
-        object.__setattr__(self, "split", split)
-        object.__setattr__(self, "aggregate", aggregate)
-        if method.exits and self.scalefl.distil_after is None:
-            scalefl = dataclasses.replace(self.scalefl, distil_after=self.rounds // 4)
-            object.__setattr__(self, "scalefl", scalefl)
-        object.__setattr__(self, "buffers", buffers)
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        assert self.data.clients != "auto"  # resolved
+        return self.data.clients
 
     @property
     def cohort_size(self) -> int:
         """Clients per round."""
-        return int(self.cohort) if self.cohort >= 1 else max(1, round(self.cohort * self.data.clients))
+        return int(self.cohort) if self.cohort >= 1 else max(1, round(self.cohort * self.num_clients))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; ``None`` is written ``"none"``, for TOML has no null."""
-        return typing.cast(dict[str, Any], _plain(dataclasses.asdict(self)))
+        """Plain values as in a TOML file; ``None`` is written ``"none"``, because TOML has no null."""
+        values = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("methods", "objects")
+        }
+        return {key: _plain(value) for key, value in {**values, **self.methods}.items()}
 
     def to_toml(self) -> str:
         """The resolved config as a TOML document."""
@@ -325,7 +272,9 @@ class Config:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]

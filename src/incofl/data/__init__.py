@@ -1,16 +1,17 @@
 """Data sets as tensors, their partition over clients, and batches."""
 
 from incofl.data.batches import EVAL_BATCH, eval_batches, local_batches
-from incofl.data.dataset import Dataset, Examples, Pipeline, Shape, Source, View
+from incofl.data.dataset import AsStored, Data, Examples, Pipeline, as_examples
 from incofl.data.partition import VirtualPartition, make_partition, natural_partition
 from incofl.data.pipeline import ImagePipeline, ImageViews, Texts, Tokens
-from incofl.data.sources import DATASETS, OWN, describe_own, find_source, load_dataset
+from incofl.data.source import Shape, Source, View, source_of
+from incofl.data.sources import DATASETS, find_source
 
 __all__ = [
     "DATASETS",
     "EVAL_BATCH",
-    "OWN",
-    "Dataset",
+    "AsStored",
+    "Data",
     "Examples",
     "ImagePipeline",
     "ImageViews",
@@ -21,11 +22,11 @@ __all__ = [
     "Tokens",
     "View",
     "VirtualPartition",
-    "describe_own",
+    "as_examples",
     "eval_batches",
     "find_source",
-    "load_dataset",
     "local_batches",
     "make_partition",
     "natural_partition",
+    "source_of",
 ]

@@ -26,11 +26,17 @@ def local_batches(
             batch = order[start : start + size]
             if len(batch) == 1 or (settings.drop_last and start > 0 and len(batch) < size):
                 continue
-            yield pipeline.train(examples.x[batch], generator), examples.y[batch].long()
+            chosen = examples.pick(batch)
+            yield pipeline.train(chosen.x, generator), as_target(chosen.y)
 
 
 def eval_batches(examples: Examples, pipeline: Pipeline, size: int = EVAL_BATCH) -> Iterator[Batch]:
     """The whole test set in order."""
     for start in range(0, len(examples), size):
         part = examples.pick(slice(start, start + size))
-        yield pipeline.test(part.x), part.y.long()
+        yield pipeline.test(part.x), as_target(part.y)
+
+
+def as_target(y: Tensor) -> Tensor:
+    """Targets as losses take them: whole numbers as int64, others as they are."""
+    return y if y.is_floating_point() else y.long()

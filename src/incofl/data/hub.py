@@ -1,150 +1,102 @@
-"""Data sets from the Hugging Face Hub, written into ``data.root`` in their original formats.
+"""Fetches data sets from the Hugging Face Hub into a cached copy in ``data.root``.
 
-Only ``incofl data fetch`` comes here: a run reads files and never loads anything from anywhere.
+Only ``incofl data fetch`` comes here: a run reads files and never loads anything over the network.
 """
 
-import functools
-import json
+import importlib
 import logging
-import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from incofl.data import writers
+from incofl.data.cache import Pair, write_cache
 from incofl.data.dataset import Examples
 from incofl.data.sources import find_source
-from incofl.data.verify import file_md5, record_path
-from incofl.errors import DataError
+from incofl.data.texts import SST2_LENGTH, halves_of_reviews, windows_of_roles, word_examples
+from incofl.data.verify import check_counts
+from incofl.errors import DataError, IncoflError, needs_extra
 
-Rows = Iterable[dict[str, Any]]
-Split = Callable[[str], Rows]  # the rows of a split by its name
-
-
-@dataclass(frozen=True)
-class Remote:
-    """A data set on the Hub.
-
-    Attributes:
-        repository: its name there.
-        write: turns the rows of its splits into the original files, under a folder.
-        subset: its configuration, where there are several.
-        revision: the branch that holds it as plain files, where the main one has a loading script.
-    """
-
-    repository: str
-    write: Callable[[Path, Split], None]
-    subset: str | None = None
-    revision: str | None = None
-
-    @property
-    def address(self) -> str:
-        """Where people find it."""
-        return f"https://huggingface.co/datasets/{self.repository}"
-
-    def rows(self, split: str) -> Rows:
-        """The rows of a split, loaded over the network or from the cache of ``datasets``."""
-        import datasets
-
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what matters of a failure is in its exception
-        loaded: Rows = datasets.load_dataset(self.repository, self.subset, split=split, revision=self.revision)
-        return loaded
+Row = dict[str, Any]
+Rows = Callable[..., Iterator[Row]]  # the rows of one or more splits by their names
 
 
-def images(
-    writer: Callable[[Path, Examples, Examples], None], column: str = "image", mode: str = "RGB"
-) -> Callable[[Path, Split], None]:
-    """Writes labelled images: those of the splits ``train`` and ``test``."""
+def images(rows: Rows, column: str = "image", mode: str = "RGB") -> Pair:
+    """Makes examples of images; ``mode`` makes all of them alike, as some of CINIC-10 are grey."""
 
-    def write(folder: Path, split: Split) -> None:
-        writer(folder, _examples(split("train"), column, mode), _examples(split("test"), column, mode))
+    def part(split: str) -> Examples:
+        pairs = [(np.asarray(row[column].convert(mode)), row["label"]) for row in rows(split)]
+        pixels = torch.from_numpy(np.stack([image for image, _ in pairs]))
+        pixels = pixels.unsqueeze(1) if mode == "L" else pixels.permute(0, 3, 1, 2).contiguous()
+        return Examples(pixels, torch.tensor([label for _, label in pairs]))
 
-    return write
-
-
-def sentences(folder: Path, split: Split) -> None:
-    """Writes sentences with a label each: ``validation`` is what GLUE calls dev."""
-    for name, rows in (("train", split("train")), ("dev", split("validation"))):
-        writers.write_tsv(folder / "sst2" / f"{name}.tsv", [(row["sentence"], row["label"]) for row in rows])
+    return part("train"), part("test")
 
 
-def reviews(folder: Path, split: Split) -> None:
-    """Writes reviews with a label each in one file: it has no split of its own."""
-    entries = [{"t": row["text"], "s": row["label"]} for name in ("train", "test") for row in split(name)]
-    (folder / "imdb").mkdir()
-    (folder / "imdb" / "reviews.json").write_text(json.dumps(entries), encoding="utf-8")
+def sst2(rows: Rows) -> Pair:
+    """Makes examples of sentences; the split ``validation`` is the test set, as the labels of ``test`` are secret."""
+    train, test = ([(row["sentence"], row["label"]) for row in rows(split)] for split in ("train", "validation"))
+    return word_examples(train, test, SST2_LENGTH)
 
 
-def play(folder: Path, split: Split) -> None:
-    """Writes a play that was cut into parts as the one text that it is."""
-    parts = [row["text"] for name in ("train", "validation", "test") for row in split(name)]
-    (folder / "tinyshakespeare.txt").write_text("".join(parts), encoding="utf-8")
+def imdb(rows: Rows) -> Pair:
+    """Makes examples of reviews, divided as those of the file ``reviews.json`` are."""
+    return halves_of_reviews([(row["text"], row["label"]) for row in rows("train", "test")], "imdb")
 
 
-REMOTES: dict[str, Remote] = {
-    "mnist": Remote("ylecun/mnist", images(writers.write_mnist, mode="L")),
-    "fashion-mnist": Remote("zalando-datasets/fashion_mnist", images(writers.write_fashion_mnist, mode="L")),
-    "cifar10": Remote("uoft-cs/cifar10", images(writers.write_cifar10, column="img")),
-    "cinic10": Remote("flwrlabs/cinic10", images(writers.write_cinic10)),
-    "svhn": Remote("ufldl-stanford/svhn", images(writers.write_svhn), subset="cropped_digits"),
-    "sst2": Remote("stanfordnlp/sst2", sentences),
-    "imdb": Remote("stanfordnlp/imdb", reviews),
-    "shakespeare": Remote("karpathy/tiny_shakespeare", play, revision="refs/convert/parquet"),
+def shakespeare(rows: Rows) -> Pair:
+    """Makes examples of a play whose text is cut into splits."""
+    return windows_of_roles("".join(row["text"] for row in rows("train", "validation", "test")), "shakespeare")
+
+
+EXAMPLES: dict[str, Callable[[Rows], Pair]] = {
+    "mnist": partial(images, mode="L"),
+    "fashion-mnist": partial(images, mode="L"),
+    "cifar10": partial(images, column="img"),
+    "cinic10": images,
+    "svhn": images,
+    "sst2": sst2,
+    "imdb": imdb,
+    "shakespeare": shakespeare,
 }
 
 
-def fetch(name: str, root: Path, begin: Callable[[str], None] = lambda address: None) -> list[Path]:
-    """Loads a data set from the Hub and writes it under ``root``; what was written.
-
-    The files appear when all of them are written and read back, and with them a record of where they come from.
-    """
-    source = find_source(name)
-    if name not in REMOTES:
-        raise DataError(f"{name}: no place on the Hugging Face Hub is known; {_by_hand(name, root)}")
-    if found := source.published.found(root):
+def fetch(name: str, root: Path, begin: Callable[[str], None] = lambda address: None) -> Path:
+    """Loads a data set from the Hub and writes its cached copy under ``root``."""
+    published = find_source(name).published
+    if not published.hub:
+        raise DataError(f"{name}: got no place on the Hugging Face Hub, expected one of: {', '.join(EXAMPLES)}")
+    if found := published.found(root):
         raise DataError(f"{name}: {found[0]} is there already; look at it with: incofl data verify {name}")
-    remote = REMOTES[name]
-    begin(remote.address)
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as scratch:
-        folder = Path(scratch)
-        remote.write(folder, functools.partial(_load, name, remote, root))
-        source.load(folder)
-        for entry in folder.iterdir():
-            entry.replace(root / entry.name)
-    written = source.published.found(root)
-    sums = {path.name: file_md5(path) for path in written if path.is_file()}
-    record_path(name, root).write_text(json.dumps({"source": remote.address, "md5": sums}, indent=2) + "\n")
-    return written
-
-
-def _load(name: str, remote: Remote, root: Path, split: str) -> Rows:
+    with needs_extra("hub", name):
+        for package in ("datasets", "PIL"):  # before anything is done; PIL decodes images
+            importlib.import_module(package)
+    address = f"https://huggingface.co/datasets/{published.hub['repository']}"
+    begin(address)
     try:
-        return remote.rows(split)
-    except ModuleNotFoundError:
+        train, test = EXAMPLES[name](partial(_load_rows, **published.hub))
+    except IncoflError:
+        raise
+    except Exception as problem:  # a network can fail in any way
+        reason, files = str(problem).partition("\n")[0], root / published.files[1]
         raise DataError(
-            f"{name}: the package datasets is not installed; pip install 'incofl[hub]', or {_by_hand(name, root)}"
+            f"{name}: {address} cannot be loaded ({reason}); try again, or put the original files into {files}"
         ) from None
-    except Exception as problem:  # whatever a network can do
-        reason = str(problem).partition("\n")[0]
-        raise DataError(
-            f"{name}: {remote.address} cannot be loaded ({reason}); try again, or {_by_hand(name, root)}"
-        ) from None
+    for what, part, counts in (("training", train, published.train), ("test", test, published.test)):
+        if (check := check_counts(f"{what} examples", part.y, counts)).verdict == "differs":
+            raise DataError(f"{name}: {address} has other {check.what} than published: {check.note}")
+    path = root / published.files[0]
+    write_cache(path, train, test, address)
+    return path
 
 
-def _by_hand(name: str, root: Path) -> str:
-    return f"put the original files there by hand: {root / next(iter(find_source(name).published.files), '')}"
+def _load_rows(*splits: str, repository: str, subset: str | None = None, revision: str | None = None) -> Iterator[Row]:
+    """Loads splits over the network or from the cache of ``datasets``."""
+    import datasets
 
-
-def _examples(rows: Rows, column: str, mode: str) -> Examples:
-    """Some images of CINIC-10 are grey: ``mode`` makes all of them alike."""
-    pixels, labels = [], []
-    for row in rows:
-        pixels.append(np.asarray(row[column].convert(mode)))
-        labels.append(row["label"])
-    x = torch.from_numpy(np.stack(pixels))
-    return Examples((x.unsqueeze(1) if mode == "L" else x.permute(0, 3, 1, 2)).contiguous(), torch.tensor(labels))
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what matters of a failure is in its exception
+    for split in splits:
+        yield from datasets.load_dataset(repository, subset, split=split, revision=revision)

@@ -31,7 +31,7 @@ def make_partition(
 
 
 def _check_classes(labels: Tensor, kind: str) -> None:
-    if labels.dim() > 1:
+    if labels.dim() > 1 or labels.is_floating_point():
         raise DataError(
             f"data.partition: got {kind!r}, expected 'natural' or 'iid': its examples have no class each to be skewed"
         )

@@ -1,4 +1,4 @@
-"""From a config to the federation it describes."""
+"""From a config to the federation that it describes: the one way, for the engine, Ray and Flower."""
 
 import dataclasses
 import functools
@@ -7,66 +7,48 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from incofl.config import Config
-from incofl.data import (
-    Dataset,
-    VirtualPartition,
-    find_source,
-    load_dataset,
-    make_partition,
-    natural_partition,
-)
+from incofl.config import Config, Parts, find_parts
+from incofl.config.resolve import objects_of
+from incofl.data import Data, VirtualPartition, make_partition, natural_partition
 from incofl.engine.federation import ClientLevels, Federation
-from incofl.errors import ConfigError
+from incofl.errors import ConfigError, RunError
 from incofl.layout import Layout
-from incofl.method import BufferPolicy, Method, Weighting
-from incofl.methods import find_method
-from incofl.methods.noise import UploadNoise
+from incofl.method import Method
 from incofl.models import Model, ModelOptions, make_model
 from incofl.models.pretrained import with_pretrained
-from incofl.models.resnet import Stem
 from incofl.seeds import Purpose, numpy_rng, seed_of, torch_rng
-from incofl.split import Kind, Splitter, check_ratios, make_exit_splitter, make_splitter, num_depths
-
-_Part = TypeVar("_Part")
+from incofl.split import Kind, Levels, Splitter, num_depths
 
 
-def build_model(config: Config) -> Model:
+def build_model(config: Config, parts: Parts | None = None) -> Model:
     """The server model, initialised from the seed. Needs no files: ``build`` puts pretrained weights into it."""
-    source = find_source(config.data.name)
-    m = config.model
-    assert m.width is not None  # resolved by Config
+    parts = parts or find_parts(config)
+    m, source, data = config.model, parts.source, objects_of(config, "data")
+    assert m.width is not None  # resolved
+    view = source.view(config.data.side)
     options = ModelOptions(
-        shape=source.view(config.data.side).shape,
+        shape=view.shape,
         classes=source.classes,
         vocabulary=source.vocabulary,
         sequence=source.sequence,
         width=m.width,
-        stem=cast(Stem, m.stem),
+        stem="small" if m.stem == "small" else "imagenet",
         depth=m.depth,
         dim=m.dim,
         heads=m.heads,
         patch=m.patch,
-        exits=_exits(config),
-        head_convs=config.scalefl.head_convs,
+        options=m.options,
+        inputs=data.inputs if isinstance(data, Data) else None,
+        logits=parts.task.classes and (source.labelled or source.sequence),
     )
-    return make_model(
-        m.name, options, seed=seed_of(config.seed, Purpose.MODEL), extend=build_method(config).client.extend
-    )
-
-
-def _exits(config: Config) -> int:
-    """How many exits the model needs: one per level, for methods that train them."""
-    if not find_method(config.method).exits:
-        return 0
-    levels = config.split.levels
-    assert not isinstance(levels, str)  # resolved by Config for every model that has exits
-    return levels if isinstance(levels, int) else len(levels)
+    extend = functools.partial(parts.method.extend, levels=5 if config.split.levels == "auto" else config.split.levels)
+    seed = seed_of(config.seed, Purpose.MODEL)
+    return make_model(objects_of(config, "model") or m.name, options, seed=seed, extend=extend)
 
 
 def split_kind(config: Config, layout: Layout) -> Kind:
@@ -77,81 +59,66 @@ def split_kind(config: Config, layout: Layout) -> Kind:
     return kind
 
 
-def build_splitter(config: Config, model: Model) -> Splitter:
+def build_splitter(config: Config, model: Model, method: Method | None = None) -> Splitter:
     """The splitter, checked against the model."""
-    method, wanted = find_method(config.method), config.split.levels
-    if method.exits:
-        assert not isinstance(wanted, str)  # resolved by Config for every model that has exits
-        if config.split.depth != "full":
-            raise ConfigError(f"split.depth: got {config.split.depth!r}, expected none: exits set the depth of a level")
-        return make_exit_splitter(model.layout, None if isinstance(wanted, int) else check_ratios(wanted))
-    window = method.window
-    if window == "rolling" and config.rolex.direction == "backward":
-        window = "rolling-back"
-    kind = split_kind(config, model.layout)
-    levels = min(5, num_depths(model.layout, kind)) if isinstance(wanted, str) else wanted
-    return make_splitter(model.layout, kind, levels, config.split.depth, window)
+    kind, levels = split_kind(config, model.layout), config.split.levels
+    number: Levels = min(5, num_depths(model.layout, kind)) if levels == "auto" else levels
+    return (method or build_method(config)).split.splitter(model.layout, kind, number, config.split.depth)
 
 
-def build_method(config: Config) -> Method:
-    """The method of the table with the config's options in it."""
-    method = find_method(config.method)
+def build_method(config: Config, parts: Parts | None = None) -> Method:
+    """The method with the config's options in it."""
+    method, aggregate = (parts or find_parts(config)).method, config.aggregate
+    assert aggregate.weighting != "auto"  # resolved
+    assert config.buffers != "auto"
     server = dataclasses.replace(
-        method.server,
-        weighting=cast(Weighting, config.aggregate.weighting),  # resolved by Config
-        precision=config.aggregate.precision,
-        server_lr=cast(float, config.aggregate.server_lr),
-        buffers=cast(BufferPolicy, config.buffers),
+        method.server, weighting=aggregate.weighting, precision=aggregate.precision, buffers=config.buffers
     )
-    return dataclasses.replace(
-        method,
-        client=_configured(method.client, config),
-        server=_configured(server, config),
-        uploads=(UploadNoise(config.noise, config.seed),) if config.noise.uploads else (),
-        transforms=tuple(_configured(transform, config) for transform in method.transforms),
-    )
+    return dataclasses.replace(method, server=server)
 
 
-def _configured(part: _Part, config: Config) -> _Part:
-    """A part of a method with its options from the config: it is a section itself, or has one as ``options``."""
-    sections = {type(section): section for section in vars(config).values()}
-    if type(part) in sections:
-        return cast(_Part, sections[type(part)])
-    if hasattr(part, "seed"):
-        part = cast(_Part, dataclasses.replace(cast(Any, part), seed=config.seed))
-    options = getattr(part, "options", None)
-    if type(options) in sections:
-        return cast(_Part, dataclasses.replace(cast(Any, part), options=sections[type(options)]))
-    return part
-
-
-def build_data(config: Config) -> Dataset:
-    """The data set, read from ``data.root``."""
-    seed = seed_of(config.seed, Purpose.LIMIT)
-    root = Path(config.data.root).expanduser()
-    data = load_dataset(config.data.name, root, config.data.limit, seed, config.data.side)
+def build_data(config: Config, parts: Parts | None = None) -> Data:
+    """The data: an object, or a data set that is read from ``data.root``; limited by the config."""
+    source, given = (parts or find_parts(config)).source, objects_of(config, "data")
+    if isinstance(given, Data):
+        data = given
+    else:
+        train, test = source.load(Path(config.data.root).expanduser())
+        pipeline = source.view(config.data.side).pipeline
+        data = Data(train, test, classes=source.classes, pipeline=pipeline, name=config.data.name)
+    limit = config.data.limit
+    if limit is not None and limit < len(data.train):
+        if data.clients is not None:
+            raise ConfigError("data.limit: got a number, expected none: your data say which client holds what")
+        rng = np.random.default_rng(seed_of(config.seed, Purpose.LIMIT))
+        keep = torch.from_numpy(np.sort(rng.permutation(len(data.train))[:limit]))
+        data = dataclasses.replace(data, train=data.train.pick(keep))
     if config.eval.limit is not None and config.eval.limit < len(data.test):
         chosen = torch.randperm(len(data.test), generator=torch_rng(config.seed, Purpose.TEST_LIMIT))
         data = dataclasses.replace(data, test=data.test.pick(chosen[: config.eval.limit].sort().values))
     return data
 
 
-def build_partition(config: Config, data: Dataset) -> Sequence[Tensor]:
+def build_partition(config: Config, data: Data) -> Sequence[Tensor]:
     """Who holds which examples."""
-    labels, c = data.train.y, config.data
+    labels, c, clients = data.train.y, config.data, config.num_clients
     if c.partition == "virtual":
         stream = functools.partial(numpy_rng, config.seed, Purpose.PARTITION, 0)
-        return VirtualPartition(labels, c.clients, c.alpha, c.examples, stream)
+        return VirtualPartition(labels, clients, c.alpha, c.examples, stream)
     rng = numpy_rng(config.seed, Purpose.PARTITION)
+    if c.partition == "natural" and data.clients is not None:
+        if clients > len(data.clients):
+            raise ConfigError(f"data.clients: got {clients}, expected at most {len(data.clients)}, those of your data")
+        return list(data.clients[:clients])
     if c.partition == "natural":
-        return natural_partition(data.train.groups, c.clients, rng)
-    assert c.partition != "auto"  # resolved by Config
-    return make_partition(labels, c.clients, c.partition, c.alpha, rng)
+        return natural_partition(data.train.groups, clients, rng)
+    assert c.partition != "auto"  # resolved
+    return make_partition(labels, clients, c.partition, c.alpha, rng)
 
 
 def client_levels(config: Config, num_levels: int) -> ClientLevels:
     """The level of each client: contiguous groups, the smallest first; equal unless ``split.counts`` says otherwise."""
-    clients, counts = config.data.clients, config.split.counts
+    clients, counts = config.num_clients, config.split.counts
     if counts is None:
         firsts = [-(-level * clients // num_levels) for level in range(num_levels + 1)]
         return ClientLevels(tuple(after - first for first, after in itertools.pairwise(firsts)))
@@ -172,7 +139,7 @@ def check_device(name: str) -> None:
 
 
 def check_compiler(config: Config) -> None:
-    """Refuses ``engine.compile`` where torch.compile would fail for want of a C++ compiler."""
+    """Refuses ``engine.compile`` where torch.compile would fail because there is no C++ compiler."""
     names = [os.environ.get("CXX"), "g++", "clang++"]
     if config.engine.compile and not any(shutil.which(name) for name in names if name):
         raise ConfigError(
@@ -180,32 +147,40 @@ def check_compiler(config: Config) -> None:
         )
 
 
-def build(config: Config, partition: list[Tensor] | None = None, begun: bool = False) -> Federation:
+def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool = False) -> Federation:
     """Everything that a run needs.
 
-    A ``partition`` saved with an earlier part of the run is used as it is. Of a run that has ``begun``, initial weights
-    are not looked for: its checkpoint takes their place.
+    A ``partition`` that was saved with an earlier part of the run is used as it is. For a run that has ``begun``,
+    pretrained weights are not looked for: its checkpoint takes their place.
     """
     check_device(config.engine.device)
     check_compiler(config)
-    model = build_model(config)
+    parts = find_parts(config)
+    model = build_model(config, parts)
     if config.model.pretrained is not None and not begun:
         model = with_pretrained(model, config.model.pretrained)
-    splitter = build_splitter(config, model)
+    method = build_method(config, parts)
+    splitter = build_splitter(config, model, method)
     levels = client_levels(config, len(splitter.depths))
-    method = build_method(config)
-    method.client.check(model.template, model.example(2))
-    data = build_data(config)
-    return Federation(
+    if method.level == "largest-only" and not levels.counts[-1]:
+        raise ConfigError(f"method: {method.name} needs clients of the largest level, and no client can hold it")
+    data = build_data(config, parts)
+    last = int(torch.cat([torch.tensor([-1]), *(partition or [])]).max())
+    if last >= len(data.train):
+        raise RunError(f"partition.json: names example {last}, expected less than {len(data.train)}; delete the folder")
+    federation = Federation(
         model=model,
         splitter=splitter,
         method=method,
         data=data,
         partition=build_partition(config, data) if partition is None else partition,
         levels=levels,
+        task=parts.task,
         local=config.local,
         seed=config.seed,
         device=config.engine.device,
         compile=config.engine.compile,
         measured=config.eval.measured,
     )
+    federation.check()
+    return federation

@@ -37,8 +37,9 @@ def save_checkpoint(
     tensors = {f"shared/{name}": value for name, value in server.shared.items()}
     for level, private in server.private.items():
         tensors |= {f"private/{level}/{name}": value for name, value in private.items()}
-    for table, extra in server.extra.items():
-        tensors |= {f"extra/{table}/{name}": value for name, value in extra.items()}
+    for kind, tables in (("extra", server.extra), ("states", server.states)):
+        for table, extra in tables.items():
+            tensors |= {f"{kind}/{table}/{name}": value for name, value in extra.items()}
     header = {"format": FORMAT, "round": server.round, "config": identity.config, "data": identity.data}
     if memories:
         header["memories"] = sorted((client, *when) for client, when in memories.items())
@@ -80,11 +81,11 @@ def load_checkpoint(path: Path, start: Server, identity: Identity | None = None)
     for what, expected in dataclasses.asdict(identity).items() if identity is not None else ():
         if header.get(what) != expected:
             raise RunError(
-                f"{path}: checkpoint of another {what} ({header.get(what)}, expected {expected}); choose another --out"
+                f"{path}: checkpoint of another {what} ({header.get(what)}, expected {expected}); choose another folder"
             )
     shared: Tensors = {}
     private: dict[int, Tensors] = {}
-    extra: dict[str, Tensors] = {}
+    kept: dict[str, dict[str, Tensors]] = {"extra": {}, "states": {}}
     for key, value in tensors.items():
         place, _, name = key.partition("/")
         if place == "shared":
@@ -94,10 +95,11 @@ def load_checkpoint(path: Path, start: Server, identity: Identity | None = None)
         if place == "private":
             private.setdefault(int(table), {})[name] = value
         else:
-            extra.setdefault(table, {})[name] = value
+            kept[place].setdefault(table, {})[name] = value
     if {name: tuple(value.shape) for name, value in shared.items()} != dict(start.layout.shapes):
-        raise RunError(f"{path}: checkpoint of another model; choose another --out")
-    server = dataclasses.replace(start, shared=shared, private=private, round=header["round"], extra=extra)
+        raise RunError(f"{path}: checkpoint of another model; choose another folder")
+    server = dataclasses.replace(start, shared=shared, private=private, round=header["round"])
+    server = dataclasses.replace(server, extra=kept["extra"], states=kept["states"])
     return Checkpoint(server, {client: (level, round) for client, level, round in header.get("memories", [])})
 
 

@@ -7,13 +7,13 @@ from operator import add
 from pathlib import Path
 from typing import Protocol
 
-from incofl.client import Score, Trained
+from incofl.client import Upload
 from incofl.engine.federation import Federation, Job
 from incofl.engine.store import LIMIT, ClientStore
 from incofl.engine.trace import Trace
 from incofl.engine.worker import EVAL_CHUNK, EvalJob, MeasureJob, Worker
-from incofl.method import Upload
 from incofl.server import Server
+from incofl.task import Score
 from incofl.tensors import Tensors, clone
 
 
@@ -29,7 +29,7 @@ class Executor(Protocol):
     """The seam between a round and the processes that compute it."""
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
-        """The uploads in the order of the jobs, lazily, those together that are ready together.
+        """The uploads in the order of the jobs, lazily, grouped as they become ready.
 
         They are valid until the next ones are asked for.
         """
@@ -60,10 +60,10 @@ class InProcess:
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
         """The uploads of the jobs, each computed when it is asked for."""
         for job in jobs:
-            memory = self._store.get(job.client, self._federation.slice(job.level, job.round))
+            memory = self._store.get(job.client, self._federation.slice(job.level, job.round, job.client))
             with self._trace.span(str(job), "worker 1"):
-                trained = self._worker.train(server, job, memory)
-            yield [make_upload(self._federation, job, trained)]
+                upload = self._worker.train(server, job, memory)
+            yield [upload]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
         """The score of each level's sub-model on the test set."""
@@ -86,24 +86,6 @@ class InProcess:
         """Nothing to free."""
 
 
-def make_upload(federation: Federation, job: Job, trained: Trained) -> Upload:
-    """What a client sends after a turn."""
-    return Upload(
-        client=job.client,
-        level=job.level,
-        slice=federation.slice(job.level, job.round),
-        update=trained.update,
-        buffers=trained.buffers,
-        examples=len(federation.partition[job.client]),
-        steps=trained.steps,
-        loss=trained.loss,
-        extra=trained.extra,
-        memory=trained.memory,
-        labels=federation.labels(job.client),
-        length=trained.length,
-    )
-
-
 def make_store(federation: Federation, folder: Path | None = None, limit: int = LIMIT) -> ClientStore:
     """A store for the memory of a federation's clients."""
     return ClientStore(federation.model.layout, federation.slice, folder, limit)
@@ -113,9 +95,9 @@ def in_server_coordinates(federation: Federation, server: Server, parts: dict[in
     """Entries of the levels' sub-models as the server has them; where a level holds nothing, the server's values."""
     full: dict[int, Tensors] = {}
     for level, part in parts.items():
-        piece, state = federation.current_slice(level, server), server.state(level)
+        slice_, state = federation.current_slice(level, server), server.state(level)
         full[level] = clone({name: state[name] for name in part})
-        piece.write(part, full[level])
+        slice_.write(part, full[level])
     return full
 
 

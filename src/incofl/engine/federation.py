@@ -10,14 +10,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from incofl.client import LocalSettings
-from incofl.data import Dataset
+from incofl.client import LocalSettings, Setting, Upload
+from incofl.costs import Cost, costs
+from incofl.data import Data
 from incofl.method import Method
 from incofl.models import Model
-from incofl.resources import Cost, costs
 from incofl.seeds import Purpose, numpy_rng
 from incofl.server import Server
 from incofl.split import Slice, Splitter
+from incofl.task import CLASSIFICATION, Task
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Job:
 
 @dataclass(frozen=True)
 class ClientLevels:
-    """The level of each client, as the number of clients of each level: the first clients are the smallest."""
+    """The level of each client, given as the number of clients of each level: the first clients are the smallest."""
 
     counts: tuple[int, ...]
 
@@ -53,7 +54,7 @@ class ClientLevels:
 
 @dataclass(frozen=True)
 class ListedLevels:
-    """The level of each client, one by one: of clients that say themselves what they can do."""
+    """The level of each client, one by one: for clients that say themselves what they can do."""
 
     levels: tuple[int, ...]
     number: int  # of levels
@@ -71,7 +72,7 @@ class ListedLevels:
 
 
 def clients_by_level(method: Method, levels: ClientLevels | ListedLevels) -> list[int]:
-    """How many clients train each level under a method."""
+    """Number of clients that train each level under a method."""
     last = len(levels.counts) - 1
     match method.level:
         case "own":
@@ -80,33 +81,37 @@ def clients_by_level(method: Method, levels: ClientLevels | ListedLevels) -> lis
             return [len(levels), *[0] * last]
         case "largest":
             return [*[0] * last, len(levels)]
+        case "largest-only":
+            return [*[0] * last, levels.counts[-1]]
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Model, method, data and clients of a run.
+    """Model, method, task, data and clients of a run.
 
     Attributes:
         model: the server model.
-        splitter: which part of it each level holds.
+        splitter: the part of it that each level holds.
         method: how clients train and how the server aggregates.
-        data: the data set.
+        data: training and test examples.
         partition: for each client the indices of its training examples.
         levels: for each client the level that its resources allow.
+        task: loss and metrics.
         local: how clients train.
-        seed: of every random stream.
-        device: where clients compute.
+        seed: seed of every random stream.
+        device: torch device on which clients compute.
         compile: whether they train compiled models.
-        measured: training images on which static batch-norm statistics are measured.
+        measured: number of training examples on which static batch-norm statistics are measured.
         open: whether clients may still come to levels that have none: then all levels are in use.
     """
 
     model: Model
     splitter: Splitter
     method: Method
-    data: Dataset
+    data: Data
     partition: Sequence[Tensor]
     levels: ClientLevels | ListedLevels
+    task: Task = CLASSIFICATION
     local: LocalSettings = field(default_factory=LocalSettings)
     seed: int = 0
     device: str = "cpu"
@@ -119,13 +124,20 @@ class Federation:
         """The resources that each level needs."""
         return costs(self.model, self.splitter, self.local, self.method)
 
+    def check(self) -> None:
+        """Refuses a model, a task or clients that the method cannot be used for."""
+        buffers = self.method.server.buffers
+        example = self.model.example(2)
+        self.method.check(Setting(self.model.template, example, self.model.layout, self.task, buffers, self.compile))
+
     def start(self) -> Server:
         """The server before the first round."""
-        return self.method.server.start(Server(self.model.layout, self.model.initial, population=self.population))
+        server = Server(self.model.layout, self.model.initial, population=self.population, seed=self.seed)
+        return self.method.server.start(server)
 
     @property
     def population(self) -> dict[int, tuple[Slice, int]]:
-        """For each level in use its slice in the first round and how many clients there are."""
+        """For each level in use its slice in the first round and its number of clients."""
         return {level: (self.slice(level, 0), self.clients_by_level[level]) for level in self.levels_in_use}
 
     def with_clients(self, levels: ClientLevels | ListedLevels, partition: Sequence[Tensor]) -> "Federation":
@@ -134,19 +146,33 @@ class Federation:
         other.__dict__.update({name: vars(self)[name] for name in ("costs", "_slices") if name in vars(self)})
         return other
 
-    def labels(self, client: int) -> Tensor:
-        """How many examples of each class a client has."""
-        return torch.bincount(self.data.train.y[self.partition[client]].flatten(), minlength=self.data.classes)
+    def labels(self, client: int) -> Tensor | None:
+        """Number of a client's examples of each class; ``None`` for tasks without classes."""
+        if not self.task.classes or self.data.classes is None:
+            return None
+        held = self.data.train.y[self.partition[client]].flatten()
+        return torch.bincount(held[held >= 0], minlength=self.data.classes)
+
+    def identified(self, upload: Upload, job: Job) -> Upload:
+        """The upload of a job, with what is known of its client."""
+        return dataclasses.replace(
+            upload,
+            client=job.client,
+            level=job.level,
+            slice=self.slice(job.level, job.round, job.client),
+            examples=len(self.partition[job.client]),
+            labels=self.labels(job.client),
+        )
 
     def level_of(self, client: int) -> int:
         """The level that a client trains under this method."""
         match self.method.level:
-            case "smallest":
-                return 0
-            case "largest":
-                return len(self.splitter.depths) - 1
             case "own":
                 return self.levels[client]
+            case "smallest":
+                return 0
+            case _:
+                return len(self.splitter.depths) - 1
 
     @cached_property
     def levels_in_use(self) -> list[int]:
@@ -156,24 +182,27 @@ class Federation:
 
     @cached_property
     def clients_by_level(self) -> list[int]:
-        """How many clients train each level under this method."""
+        """Number of clients that train each level under this method."""
         return clients_by_level(self.method, self.levels)
 
-    def slice(self, level: int, round: int) -> Slice:
-        """What a level holds in a round: the same object for all clients of the level."""
-        key = level, round if self.splitter.moves else 0
+    def slice(self, level: int, round: int, client: int | None = None) -> Slice:
+        """The slice of a client of a level in a round: the same object for all clients that hold the same.
+
+        Without a client it is the slice on which the level is evaluated.
+        """
+        key = level, round if self.splitter.moves else 0, client if self.splitter.by_client else None
         if key not in self._slices:
-            if len(self._slices) >= 64:  # of a window that moves, old ones
+            if len(self._slices) >= 64:  # old ones, of a window that moves
                 del self._slices[next(iter(self._slices))]
-            self._slices[key] = self.splitter.slice(self.model.layout, level, round)
+            self._slices[key] = self.splitter.slice(self.model.layout, level, round, client)
         return self._slices[key]
 
     def current_slice(self, level: int, server: Server) -> Slice:
-        """What a level held in the last finished round: what is evaluated."""
+        """The slice of a level in the last finished round: what is evaluated."""
         return self.slice(level, max(server.round - 1, 0))
 
     @cached_property
-    def _slices(self) -> dict[tuple[int, int], Slice]:
+    def _slices(self) -> dict[tuple[int, int, int | None], Slice]:
         return {}
 
     def schedule(self, round: int, size: int, among: Sequence[int] | None = None) -> list[Job]:
@@ -182,7 +211,9 @@ class Federation:
         The order is a function of the cohort alone. Uploads are accumulated in it, so that sums of floats do not
         depend on who finishes first.
         """
-        clients = range(len(self.levels)) if among is None else among
+        clients: Sequence[int] = range(len(self.levels)) if among is None else among
+        if self.method.level == "largest-only":
+            clients = [client for client in clients if self.levels[client] == len(self.splitter.depths) - 1]
         rng = numpy_rng(self.seed, Purpose.COHORT, round)
         drawn = [clients[at] for at in rng.choice(len(clients), min(size, len(clients)), replace=False, shuffle=False)]
         jobs = [Job(client, self.level_of(client), round) for client in drawn]

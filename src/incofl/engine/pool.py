@@ -7,6 +7,7 @@ that dies is replaced, its job is tried once more and then given up.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import os
 from abc import ABC, abstractmethod
@@ -15,16 +16,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from incofl.client import Score, Trained
-from incofl.engine.arena import Block
-from incofl.engine.executor import Lost, eval_jobs, in_server_coordinates, make_store, make_upload, total_scores
+from incofl.client import Upload
+from incofl.engine.executor import Lost, eval_jobs, in_server_coordinates, make_store, total_scores
 from incofl.engine.federation import Federation, Job
-from incofl.engine.plan import AnyJob, Plan, Reply, Task
+from incofl.engine.shared_tensors import TensorBytes
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
 from incofl.engine.worker import EvalJob, MeasureJob, Worker, one_thread
-from incofl.method import Upload
+from incofl.engine.worker_setup import AnyJob, Reply, Task, WorkerSetup
 from incofl.server import Server
+from incofl.task import Score
 from incofl.tensors import Tensors, clone
 
 TRIES = 2  # a job whose worker died is tried once more
@@ -38,29 +39,29 @@ class Died(Exception):
 
 
 @dataclass(kw_only=True)
-class Seat:
+class WorkerHandle:
     """A worker as its parent sees it: what it is doing, and whether it can do anything yet."""
 
     task: Task | None = None
     ready: bool = True
 
 
-_Seat = TypeVar("_Seat", bound=Seat)
+_Handle = TypeVar("_Handle", bound=WorkerHandle)
 
 
-class Pool(ABC, Generic[_Seat]):
+class Pool(ABC, Generic[_Handle]):
     """An executor of workers in other processes; a subclass says how they are started and reached."""
 
     kind: str  # what a worker is, for messages
-    _plan: Plan
-    _state: Block  # the server's state as it was published last
+    _setup: WorkerSetup
+    _state: TensorBytes  # the server's state as it was published last
 
     def __init__(self, federation: Federation, trace: Trace | None, store: ClientStore | None) -> None:
         self._federation = federation
         self._trace = trace or Trace()
         self._store = store or make_store(federation)
         self._private: dict[int, tuple[str, ...]] = {}
-        self._pool: list[_Seat] = []
+        self._pool: list[_Handle] = []
         self._free_slots: deque[int] = deque()
 
     def _open(self, workers: int) -> None:
@@ -69,19 +70,19 @@ class Pool(ABC, Generic[_Seat]):
         self._pool = [self._start() for _ in range(workers)]
 
     @abstractmethod
-    def _start(self) -> _Seat:
+    def _start(self) -> _Handle:
         """A new worker."""
 
     @abstractmethod
-    def _send(self, worker: _Seat, task: Task, memory: Tensors) -> None:
+    def _send(self, worker: _Handle, task: Task, memory: Tensors) -> None:
         """Hands a task to a worker, with what its client remembers; that the worker is gone is noticed later."""
 
     @abstractmethod
-    def _replied(self) -> list[_Seat]:
+    def _replied(self) -> list[_Handle]:
         """The workers that have done their task or died; waits until something has happened."""
 
     @abstractmethod
-    def _collect(self, worker: _Seat, task: Task) -> Reply:
+    def _collect(self, worker: _Handle, task: Task) -> Reply:
         """The reply of such a worker.
 
         Raises:
@@ -90,7 +91,7 @@ class Pool(ABC, Generic[_Seat]):
         """
 
     @abstractmethod
-    def _slot(self, task: Task) -> Trained:
+    def _slot(self, task: Task) -> Upload:
         """The tensors in a task's slot."""
 
     @abstractmethod
@@ -130,13 +131,13 @@ class Pool(ABC, Generic[_Seat]):
 
     def _publish(self, server: Server) -> None:
         """Copies the server's state to where every worker sees it."""
-        for name, entry in self._plan.shared.items():
+        for name, entry in self._setup.shared.items():
             self._state.view(entry).copy_(server.shared[name])
         for level, private in server.private.items():
             for name, value in private.items():
-                self._state.view(self._plan.private[level][name]).copy_(value)
+                self._state.view(self._setup.private[level][name]).copy_(value)
         self._private = {level: tuple(private) for level, private in server.private.items()}
-        for table, entries in self._plan.extra.items():
+        for table, entries in self._setup.extra.items():
             for name, entry in entries.items():
                 self._state.view(entry).copy_(server.extra[table][name])
 
@@ -144,9 +145,10 @@ class Pool(ABC, Generic[_Seat]):
         assert isinstance(task.job, Job)
         if isinstance(outcome, str):
             return Lost(task.job.client, outcome)
-        trained = self._slot(task)
-        trained.steps, trained.loss, trained.length = outcome.steps, outcome.loss, outcome.length
-        return make_upload(self._federation, task.job, trained)
+        upload = dataclasses.replace(
+            self._slot(task), steps=outcome.steps, loss=outcome.loss, normaliser=outcome.normaliser
+        )
+        return self._federation.identified(upload, task.job)
 
     def _run(self, round: int, jobs: Sequence[AnyJob]) -> Iterator[list[tuple[Task, Outcome]]]:
         """Hands out the jobs in their order, longest first, and yields the outcomes in the same order."""
@@ -181,10 +183,10 @@ class Pool(ABC, Generic[_Seat]):
 
     def _recall(self, job: Job) -> Tensors:
         """What the client of a job remembers; empty if nothing."""
-        return self._store.get(job.client, self._federation.slice(job.level, job.round))
+        return self._store.get(job.client, self._federation.slice(job.level, job.round, job.client))
 
     def _receive(
-        self, worker: _Seat, waiting: deque[int], tries: list[int], done: dict[int, tuple[Task, Outcome]]
+        self, worker: _Handle, waiting: deque[int], tries: list[int], done: dict[int, tuple[Task, Outcome]]
     ) -> None:
         task, worker.task = worker.task, None
         assert task is not None
@@ -204,7 +206,7 @@ class Pool(ABC, Generic[_Seat]):
 
 
 def num_cores() -> int:
-    """Of this machine, as many as this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

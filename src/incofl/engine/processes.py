@@ -14,19 +14,19 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 import cloudpickle
 
-from incofl.client import Trained
-from incofl.engine.arena import Arena
+from incofl.client import Upload
 from incofl.engine.federation import Federation
 from incofl.engine.memory import worker_environment
-from incofl.engine.plan import Reply, Task, data_tensors, make_plan
-from incofl.engine.pool import Died, Pool, Seat, num_slots
+from incofl.engine.pool import Died, Pool, WorkerHandle, num_slots
+from incofl.engine.shared_tensors import SharedTensors
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
+from incofl.engine.worker_setup import Reply, Task, constant_tensors, make_setup
 from incofl.tensors import Tensors
 
 
 @dataclass(kw_only=True)
-class _Process(Seat):
+class _Process(WorkerHandle):
     """A worker process."""
 
     process: subprocess.Popen[bytes]
@@ -42,12 +42,12 @@ class WorkerProcesses(Pool[_Process]):
         self, federation: Federation, workers: int, trace: Trace | None = None, store: ClientStore | None = None
     ) -> None:
         super().__init__(federation, trace, store)
-        self._plan, sizes = make_plan(federation, num_slots(workers))
-        self._data, state, self._uploads = (Arena(size) for size in sizes)
+        self._setup, sizes = make_setup(federation, num_slots(workers))
+        self._constant, state, self._uploads = (SharedTensors(size) for size in sizes)
         self._state, self._state_fd = state, state.fd
-        for name, tensor in data_tensors(federation).items():
-            self._data.view(self._plan.data[name]).copy_(tensor)
-        self._pickled = cloudpickle.dumps(self._plan)
+        for name, tensor in constant_tensors(federation).items():
+            self._constant.view(self._setup.constant[name]).copy_(tensor)
+        self._pickled = cloudpickle.dumps(self._setup)
         self._open(workers)
 
     def close(self) -> None:
@@ -58,8 +58,8 @@ class WorkerProcesses(Pool[_Process]):
             worker.process.wait()
         self._pool = []
 
-    def _slot(self, task: Task) -> Trained:
-        return self._plan.slots[task.slot][task.job.level].views(self._uploads)
+    def _slot(self, task: Task) -> Upload:
+        return self._setup.slots[task.slot][task.job.level].views(self._uploads)
 
     def _send(self, worker: _Process, task: Task, memory: Tensors) -> None:
         for name, tensor in self._slot(task).memory.items() if memory else ():
@@ -84,7 +84,7 @@ class WorkerProcesses(Pool[_Process]):
 
     def _start(self) -> _Process:
         ours, theirs = Pipe()
-        fds = [theirs.fileno(), self._data.fd, self._state_fd, self._uploads.fd]
+        fds = [theirs.fileno(), self._constant.fd, self._state_fd, self._uploads.fd]
         command = [sys.executable, "-c", "from incofl.engine.process_main import main; main()", *map(str, fds)]
         environment = worker_environment() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(command, pass_fds=fds, env=environment, stdin=subprocess.DEVNULL)

@@ -19,15 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from incofl.client import Trained
-from incofl.engine.arena import Block
+from incofl.client import Upload
 from incofl.engine.federation import Federation
 from incofl.engine.memory import keep_freed_memory
-from incofl.engine.plan import Plan, Reply, Station, Task, data_tensors, make_plan
-from incofl.engine.pool import Died, Pool, Seat
+from incofl.engine.pool import Died, Pool, WorkerHandle
 from incofl.engine.ray_cluster import Connection
+from incofl.engine.shared_tensors import TensorBytes
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
+from incofl.engine.worker_setup import Reply, Task, WorkerLoop, WorkerSetup, constant_tensors, make_setup
 from incofl.errors import RunError
 from incofl.server import Server
 from incofl.tensors import Tensors
@@ -46,34 +46,34 @@ class Actor:
         torch.set_num_threads(1)
         keep_freed_memory()
         try:
-            self._plan: Plan = cloudpickle.loads(pickled)
-            self._station = Station(self._plan, _block(data))
+            self._setup: WorkerSetup = cloudpickle.loads(pickled)
+            self._loop = WorkerLoop(self._setup, _tensors(data))
         except Exception:
             return traceback.format_exc()
-        self._uploads = Block(torch.empty(num_bytes, dtype=torch.uint8))
+        self._uploads = TensorBytes(torch.empty(num_bytes, dtype=torch.uint8))
         return ""
 
     def do(self, task: Task, state: Bytes, memory: Bytes | None) -> tuple[Reply | str, Bytes | None]:
         """Does a task: the reply, or what went wrong, and the slot as far as it is used."""
-        slot = self._plan.slots[0][task.job.level]
+        slot = self._setup.slots[0][task.job.level]
         if memory is not None:
-            self._uploads.bytes[slot.memory_range].copy_(_block(memory).bytes)
+            self._uploads.bytes[slot.memory_range].copy_(_tensors(memory).bytes)
         try:
-            reply = self._station.do(dataclasses.replace(task, slot=0), _block(state), self._uploads)
+            reply = self._loop.do(dataclasses.replace(task, slot=0), _tensors(state), self._uploads)
         except Exception:
             return traceback.format_exc(), None
         return reply, None if reply.score else self._uploads.bytes[: slot.end].numpy()
 
 
 @dataclass(kw_only=True)
-class _ActorSeat(Seat):
+class _ActorHandle(WorkerHandle):
     """An actor, and where the result of what it is doing (starting, or its task) will be."""
 
     actor: Any
     result: Any
 
 
-class RayActors(Pool[_ActorSeat]):
+class RayActors(Pool[_ActorHandle]):
     """An executor of Ray actors, each on one core."""
 
     kind = "Ray actor"
@@ -98,18 +98,18 @@ class RayActors(Pool[_ActorSeat]):
             most: see ``workers``.
         """
         super().__init__(federation, trace, store)
-        self._plan, (data_size, state_size, self._num_bytes) = make_plan(federation, num_slots=1)
+        self._setup, (constant_size, state_size, self._num_bytes) = make_setup(federation, num_slots=1)
         self._uploads: dict[int, Bytes] = {}  # by slot, until they are consumed
         self._failures = 0
         self._cluster = Connection(address, workers)
         try:
             self._ray = self._cluster.ray
             self._remote = self._ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(Actor)
-            data = Block(torch.empty(data_size, dtype=torch.uint8))
-            for name, tensor in data_tensors(federation).items():
-                data.view(self._plan.data[name]).copy_(tensor)
-            self._constant = [self._ray.put(cloudpickle.dumps(self._plan)), self._ray.put(data.bytes.numpy())]
-            self._state = Block(torch.empty(state_size, dtype=torch.uint8))
+            constant = TensorBytes(torch.empty(constant_size, dtype=torch.uint8))
+            for name, tensor in constant_tensors(federation).items():
+                constant.view(self._setup.constant[name]).copy_(tensor)
+            self._constant = [self._ray.put(cloudpickle.dumps(self._setup)), self._ray.put(constant.bytes.numpy())]
+            self._state = TensorBytes(torch.empty(state_size, dtype=torch.uint8))
             self._published: Any = None
             self._open(workers or min(self._cluster.cores, most or self._cluster.cores))
         except BaseException:
@@ -128,21 +128,21 @@ class RayActors(Pool[_ActorSeat]):
         super()._publish(server)
         self._published = self._ray.put(self._state.bytes.numpy())
 
-    def _start(self) -> _ActorSeat:
+    def _start(self) -> _ActorHandle:
         actor = self._remote.remote()
-        return _ActorSeat(actor=actor, result=actor.start.remote(*self._constant, self._num_bytes), ready=False)
+        return _ActorHandle(actor=actor, result=actor.start.remote(*self._constant, self._num_bytes), ready=False)
 
-    def _send(self, worker: _ActorSeat, task: Task, memory: Tensors) -> None:
+    def _send(self, worker: _ActorHandle, task: Task, memory: Tensors) -> None:
         remembered = None
         if memory:
-            slot = self._plan.slots[0][task.job.level]
-            block = Block(torch.empty(slot.end, dtype=torch.uint8))
+            slot = self._setup.slots[0][task.job.level]
+            block = TensorBytes(torch.empty(slot.end, dtype=torch.uint8))
             for name, tensor in block.views(slot.memory).items():
                 tensor.copy_(memory[name])
             remembered = block.bytes[slot.memory_range].numpy()
         worker.result = worker.actor.do.remote(task, self._published, remembered)
 
-    def _replied(self) -> list[_ActorSeat]:
+    def _replied(self) -> list[_ActorHandle]:
         pending = {worker.result: worker for worker in self._pool if worker.task or not worker.ready}
         patience = None if any(worker.ready for worker in self._pool) else PATIENCE
         if not self._ray.wait(list(pending), timeout=patience)[0]:
@@ -155,7 +155,7 @@ class RayActors(Pool[_ActorSeat]):
             self._started(worker)
         return [pending[ref] for ref in done if pending[ref].task]
 
-    def _started(self, worker: _ActorSeat) -> None:
+    def _started(self, worker: _ActorHandle) -> None:
         """Takes in an actor that has started, or replaces one that has died over it."""
         try:
             problem, worker.result = self._ray.get(worker.result), None
@@ -172,7 +172,7 @@ class RayActors(Pool[_ActorSeat]):
             raise RuntimeError(f"in a Ray actor, at its start:\n{problem}")
         worker.ready, self._failures = True, 0
 
-    def _collect(self, worker: _ActorSeat, task: Task) -> Reply:
+    def _collect(self, worker: _ActorHandle, task: Task) -> Reply:
         result, worker.result = worker.result, None
         try:
             reply, upload = self._ray.get(result)
@@ -188,17 +188,17 @@ class RayActors(Pool[_ActorSeat]):
             self._uploads[task.slot] = upload
         # The clocks of other machines are not ours.
         now = perf_counter()
-        return Reply(reply.steps, reply.loss, reply.length, reply.score, now - (reply.end - reply.start), now)
+        return Reply(reply.steps, reply.loss, reply.normaliser, reply.score, now - (reply.end - reply.start), now)
 
-    def _slot(self, task: Task) -> Trained:
-        return self._plan.slots[0][task.job.level].views(_block(self._uploads.pop(task.slot)))
+    def _slot(self, task: Task) -> Upload:
+        return self._setup.slots[0][task.job.level].views(_tensors(self._uploads.pop(task.slot)))
 
 
-def _block(data: Bytes) -> Block:
+def _tensors(data: Bytes) -> TensorBytes:
     """Bytes of the object store as tensors: only to be read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch has no tensors that cannot be written
-        return Block(torch.from_numpy(data))
+        return TensorBytes(torch.from_numpy(data))
 
 
 def _how(error: Exception) -> str:

@@ -1,33 +1,39 @@
 """THE loop body of federated learning: one round. It knows no method, model, parameter or engine by name."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeGuard
 
+from torch.linalg import vector_norm
+
+from incofl.client import Upload
 from incofl.engine.executor import Executor, Lost
 from incofl.engine.federation import Job
 from incofl.engine.trace import Trace
 from incofl.errors import UploadError
-from incofl.method import Method, Upload
-from incofl.server import Record, Server
+from incofl.method import Method
+from incofl.server import Server
 from incofl.tensors import Tensors, all_finite, num_bytes
+from incofl.transform import Record
 
 
-def run_round(server: Server, method: Method, jobs: Sequence[Job], executor: Executor, tally: "Tally") -> Server:
+def run_round(server: Server, method: Method, jobs: Sequence[Job], executor: Executor, stats: "RoundStats") -> Server:
     """One round: train the slices of the cohort, covered mean per position, transforms (InCo), add to the server."""
-    arrivals = tally.accept(executor.train(server, jobs))  # lazily: an upload is added up when it arrives
-    changes = method.server.aggregate(server, method.received(arrivals, server.round))
+    arrivals = stats.validated(executor.train(server, jobs))  # lazily: an upload is added up when it arrives
+    changes = method.server.aggregate(server, method.received(arrivals, server))
     for transform in method.transforms:
-        changes, tally.records[transform.name] = changes.transformed(transform, server.layout, server.round)
+        changes, stats.records[transform.name] = changes.transformed(transform, server)
     return server.advance(changes)
 
 
 @dataclass
-class Tally:
+class RoundStats:
     """What a round's uploads amount to, counted as they stream past.
 
-    ``sent`` says what the server sends a level besides the model; see ``ServerRule.sent``.
+    ``extra_of`` says what the server sends to a level in addition to the model; see ``ServerRule.extra_for_client``.
     """
 
     clients: list[int] = field(default_factory=list)
@@ -37,17 +43,17 @@ class Tally:
     loss_sum: float = 0.0
     examples: int = 0
     records: dict[str, Record] = field(default_factory=dict)
-    sent: Callable[[int], Tensors] = lambda level: {}
+    extra_of: Callable[[int], Tensors] = lambda level: {}
     on_upload: Callable[[int], None] = lambda client: None
     on_accepted: Callable[[Upload], None] = lambda upload: None
     trace: Trace = field(default_factory=Trace)
     last_arrival: float = 0.0
 
-    def accept(self, arrivals: Iterator[Sequence[Upload | Lost]]) -> Iterator[list[Upload]]:
+    def validated(self, arrivals: Iterator[Sequence[Upload | Lost]]) -> Iterator[list[Upload]]:
         """Passes on the uploads that can be aggregated; the others are rejected, with the reason."""
         for uploads in arrivals:
             accepted = [upload for upload in uploads if self._accepts(upload)]
-            with self.trace.span("add up"):  # whoever asked for them, until it asks again
+            with self.trace.span("add up"):  # until the next ones are asked for
                 yield accepted
         self.last_arrival = perf_counter()
 
@@ -59,7 +65,7 @@ class Tally:
             return False
         size = num_bytes(upload.update) + num_bytes(upload.buffers)
         self.bytes_up += size + num_bytes(upload.extra)
-        self.bytes_down += size + upload.slice.num_bytes(self.sent(upload.level))
+        self.bytes_down += size + upload.slice.num_bytes(self.extra_of(upload.level))
         try:
             check(upload)
         except UploadError as problem:
@@ -76,11 +82,23 @@ class Tally:
         return self.loss_sum / self.examples if self.examples else None
 
 
+# Bound of the norm of a tensor in an upload. The server squares updates (InCo, the norms it records), after it may have
+# multiplied them (FedNova by ratios of normalisers, InCo by theta): 1e4 times this norm, squared, is still a float32.
+LARGEST_NORM = 1e15
+
+
 def check(upload: Upload) -> None:
-    """Refuses what must not reach the server model: wrong names or shapes, NaN or infinite values, no training."""
-    who = f"client {upload.client}"
+    """Refuses what must not reach the server model: wrong names or shapes, values out of bounds, no training."""
+    who, why = f"client {upload.client}", "the training diverged, lower local.lr"
     upload.slice.check(upload.update | upload.buffers, who)
     if upload.steps == 0:
         raise UploadError(f"{who}: trained on nothing; it has {upload.examples} example(s)")
-    if not all(all_finite(part) for part in (upload.update, upload.buffers, upload.extra)):
-        raise UploadError(f"{who}: its update is not finite; the training diverged, lower local.lr")
+    for name, value in itertools.chain(upload.update.items(), upload.extra.items()):
+        if not vector_norm(value) <= LARGEST_NORM:  # so that NaN is refused too
+            most = float(value.abs().max())
+            if not math.isfinite(most):
+                raise UploadError(f"{who}: its update is not finite; {why}")
+            bound = f"values up to {most:.1e}, expected a norm of at most {LARGEST_NORM:.0e}"
+            raise UploadError(f"{who}: its update of {name!r} has {bound}; {why}")
+    if not all_finite(upload.buffers):
+        raise UploadError(f"{who}: its update is not finite; {why}")

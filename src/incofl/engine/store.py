@@ -13,10 +13,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from incofl.client import Upload
 from incofl.engine.checkpoint import atomic_write
 from incofl.errors import RunError
 from incofl.layout import Layout
-from incofl.method import Upload
 from incofl.split import Slice
 from incofl.tensors import Tensors, clone, num_bytes
 
@@ -30,11 +30,11 @@ class ClientStore:
     """Client memory by client; its size follows the clients seen, not the population."""
 
     def __init__(
-        self, layout: Layout, slice_of: Callable[[int, int], Slice], folder: Path | None = None, limit: int = LIMIT
+        self, layout: Layout, slice_of: Callable[[int, int, int], Slice], folder: Path | None = None, limit: int = LIMIT
     ) -> None:
         """A store that keeps ``limit`` bytes in memory and the rest in a ``folder``; without one, all in memory.
 
-        ``slice_of(level, round)`` says in which coordinates a memory is.
+        ``slice_of(level, round, client)`` says in which coordinates a memory is.
         """
         self._layout, self._slice_of, self._folder, self._limit = layout, slice_of, folder, limit
         self._recent: OrderedDict[int, Tensors] = OrderedDict()
@@ -43,20 +43,20 @@ class ClientStore:
         self._replaced: list[Path] = []
         self.manifest: Manifest = {}
 
-    def get(self, client: int, piece: Slice) -> Tensors:
-        """What a client remembers, in the coordinates of ``piece``; empty if it has not had a turn yet.
+    def get(self, client: int, slice_: Slice) -> Tensors:
+        """What a client remembers, in the coordinates of a slice; empty if it has not had a turn yet.
 
         Where it held other channels of a tensor than now, it remembers 0.
         """
         if client not in self.manifest:
             return {}
         level, round = self.manifest[client]
-        memory, held = self._load(client), self._slice_of(level, round)
-        if all(_same(piece.index.get(name), held.index[name]) for name in memory):
+        memory, held = self._load(client), self._slice_of(level, round, client)
+        if all(_same(slice_.index.get(name), held.index[name]) for name in memory):
             return memory
         full = {name: torch.zeros(self._layout.shapes[name], dtype=value.dtype) for name, value in memory.items()}
         held.put(memory, full)
-        return piece.take(full)
+        return slice_.take(full)
 
     def put(self, client: int, level: int, round: int, memory: Mapping[str, torch.Tensor]) -> None:
         """Replaces what a client remembers, by what it made of a turn."""
@@ -69,7 +69,7 @@ class ClientStore:
         self._evict()
 
     def keeper(self, round: int) -> Callable[[Upload], None]:
-        """For whoever accepts uploads in a round: keeps what their clients remember."""
+        """A function that keeps what the client of an accepted upload remembers."""
 
         def keep(upload: Upload) -> None:
             if upload.memory:
@@ -97,7 +97,7 @@ class ClientStore:
         if missing := sorted(path for path in expected if not path.exists()):
             raise RunError(
                 f"{missing[0]}: the memory of a client is missing ({len(missing)} in all); the run cannot be "
-                "continued without it: restore the file, or start again with another --out"
+                "continued without it: restore the file, or start again in another folder"
             )
         if self._folder.is_dir():
             for path in self._folder.iterdir():

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from incofl.engine.records import Row
+from incofl.engine.run_folder import Row
 from incofl.errors import ConfigError
 
 

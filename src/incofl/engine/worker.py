@@ -4,19 +4,23 @@ The same code runs in this process and in worker processes, always with one torc
 they are divided over threads, and a turn must give the same bits everywhere.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from incofl.client import Given, Score, Trained, evaluate, measure_buffers, train
+from incofl.client import ClientInput, Upload, evaluate, measure_buffers, train
 from incofl.data import EVAL_BATCH, Examples, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
+from incofl.inputs import Inputs, call, map_inputs
 from incofl.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
 from incofl.split import submodel
+from incofl.task import Score
 from incofl.tensors import Tensors
 
 MEASURED_BATCH = 500
@@ -50,24 +54,26 @@ class Worker:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         self._modules: dict[int, nn.Module] = {}
+        self._layouts: dict[nn.Module, torch.memory_format] = {}
 
-    def train(self, server: Server, job: Job, memory: Tensors | None = None, into: Trained | None = None) -> Trained:
-        """One client's turn: cut its slice out of the server, train, and write what comes of it ``into`` tensors."""
-        piece = self._federation.slice(job.level, job.round)
-        sent = self._federation.method.server.sent(server, job.level)
+    def train(self, server: Server, job: Job, memory: Tensors | None = None, into: Upload | None = None) -> Upload:
+        """One client's turn: cuts its slice out of the server, trains, and writes the result ``into`` tensors."""
+        slice_ = self._federation.slice(job.level, job.round, job.client)
+        extra = self._federation.method.server.extra_for_client(server, job.level)
         # The server does not change during a round.
-        return self.turn(job, piece.look(server.state(job.level)), piece.look(sent), memory, into)
+        return self.turn(job, slice_.look(server.state(job.level)), slice_.look(extra), memory, into)
 
     def turn(
-        self, job: Job, state: Tensors, sent: Tensors, memory: Tensors | None = None, into: Trained | None = None
-    ) -> Trained:
+        self, job: Job, state: Tensors, extra: Tensors, memory: Tensors | None = None, into: Upload | None = None
+    ) -> Upload:
         """One client's turn from what it received, in the coordinates of its slice."""
         f = self._federation
-        given = Given(
+        labels = f.labels(job.client)
+        given = ClientInput(
             state=self._on_device(state),
-            sent=self._on_device(sent),
+            extra=self._on_device(extra),
             memory=self._on_device(memory or {}),
-            labels=f.labels(job.client).to(f.device),
+            labels=None if labels is None else labels.to(f.device),
             round=job.round,
         )
         rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
@@ -75,7 +81,8 @@ class Worker:
         module = self.module(job.level, job.round)
         on_device = ((self.input(module, x), y.to(f.device)) for x, y in batches)
         with one_thread(), own_randomness(seed_of(f.seed, Purpose.LAYERS, job.round, job.client)):
-            return train(module, given, on_device, f.method.client, f.local, into)
+            upload = train(module, given, on_device, f.method.client, f.local, f.task, into)
+        return f.identified(upload, job)
 
     def evaluate(self, server: Server, job: EvalJob) -> Score:
         """The score of a level's sub-model on a part of the test set."""
@@ -84,13 +91,13 @@ class Worker:
         return self.score(job.level, server.round, state, f.data.test.pick(slice(job.start, job.start + EVAL_CHUNK)))
 
     def score(self, level: int, round: int, state: Tensors, examples: Examples, size: int = EVAL_BATCH) -> Score:
-        """The score of a sub-model with some values on some examples, so many at a time."""
+        """The score of a sub-model with some values on some examples, in batches of a size."""
         f, state = self._federation, self._on_device(state)
         module = self.module(level, round)
         batches = ((self.input(module, x), y.to(f.device)) for x, y in eval_batches(examples, f.data.pipeline, size))
         # Compiling for another mode and batch size would take longer than an evaluation.
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
-            return evaluate(module, state, batches)
+            return evaluate(module, state, batches, f.task)
 
     def measure(self, server: Server, job: MeasureJob) -> Tensors:
         """Batch-norm statistics of a level's sub-model on a fixed sample of the training images."""
@@ -100,7 +107,7 @@ class Worker:
         chosen = torch.randperm(len(images), generator=torch_rng(f.seed, Purpose.MEASURING, 0))[: f.measured]
         parts = chosen.tensor_split(-(-len(chosen) // MEASURED_BATCH))  # of equal weight, so of equal size
         module = self.module(job.level, server.round)
-        batches = (self.input(module, f.data.pipeline.test(images.x[part])) for part in parts)
+        batches = (self.input(module, f.data.pipeline.test(images.pick(part).x)) for part in parts)
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
             return measure_buffers(module, state, batches)
 
@@ -108,17 +115,26 @@ class Worker:
         """The sub-model of a level, with the values of its last use."""
         if level not in self._modules:
             f = self._federation
-            module = submodel(f.model.template, f.model.layout, f.slice(level, round))
-            self._modules[level] = module.to(f.device).to(memory_format=layout_of(module))  # type: ignore[call-overload]
+            module = submodel(f.model.template, f.model.layout, f.slice(level, round)).to(f.device)
+            layout = layout_of(module)
+            if layout == torch.channels_last and not computes_channels_last(module, f.model.example(2)):
+                layout = torch.contiguous_format
+            self._modules[level] = module.to(memory_format=layout)  # type: ignore[call-overload]
+            self._layouts[module] = layout
             f.method.client.prepare(module, f.model.layout)
             if f.compile:
                 module.compile()  # happens at the first batch
         return self._modules[level]
 
-    def input(self, module: nn.Module, x: Tensor) -> Tensor:
-        """A batch where a module computes, and in the layout in which it does."""
-        layout = layout_of(module) if x.dim() == 4 else torch.contiguous_format
-        return x.to(self._federation.device, memory_format=layout)
+    def input(self, module: nn.Module, x: Inputs) -> Inputs:
+        """A batch on the device and in the memory format in which a module computes."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            image = tensor.dim() == 4 and tensor.is_floating_point()
+            layout = self._layouts[module] if image else torch.contiguous_format
+            return tensor.to(self._federation.device, memory_format=layout)
+
+        return map_inputs(moved, x)
 
     def _on_device(self, state: Tensors) -> Tensors:
         return {name: value.to(self._federation.device) for name, value in state.items()}
@@ -139,6 +155,32 @@ def layout_of(module: nn.Module) -> torch.memory_format:
     )
     others = any(parameter.dim() > 4 for parameter in module.parameters())  # have no such layout
     return torch.contiguous_format if narrow or others or not convolutions else torch.channels_last
+
+
+def computes_channels_last(module: nn.Module, example: Inputs) -> bool:
+    """Whether a module can train and evaluate channels-last; one that uses ``x.view(len(x), -1)`` cannot."""
+    trial = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for parameter in trial.parameters():
+        nn.init.constant_(parameter, 0.01)  # the same in every process
+    first = next(trial.parameters())
+
+    def zeros(like: Tensor) -> Tensor:
+        dtype = first.dtype if like.is_floating_point() else None
+        x = torch.zeros_like(like, device=first.device, dtype=dtype)
+        return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+    x = map_inputs(zeros, example)
+    try:
+        with one_thread(), own_randomness(0):
+            outputs = [
+                out for out in tree_leaves(call(trial.train(), x)) if isinstance(out, Tensor) and out.requires_grad
+            ]
+            torch.autograd.backward(outputs, [torch.ones_like(out) for out in outputs])
+            with torch.inference_mode():
+                call(trial.eval(), x)
+    except Exception:  # whatever a user's module may raise; if it is another problem, training will say so
+        return False
+    return True
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from incofl.client import Score
 from incofl.config import make_config
-from incofl.devices import read_limits
+from incofl.costs import read_limits
 from incofl.engine.build import build
 from incofl.engine.executor import make_upload
 from incofl.engine.federation import Federation

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from incofl.costs import Cost, DeviceClass, assign
 from incofl.engine.checkpoint import write_json
 from incofl.engine.federation import ClientLevels, ListedLevels
 from incofl.errors import ConfigError, RunError
 from incofl.flower.messages import Answer
-from incofl.resources import Cost, DeviceClass, assign
 
 
 @dataclass

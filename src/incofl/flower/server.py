@@ -8,14 +8,14 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from incofl.cli.display import RunDisplay, make_console
 from incofl.config import Config, load_config, make_config
-from incofl.display import RunDisplay, make_console
+from incofl.costs import human
 from incofl.engine.run import Progress, run
 from incofl.errors import ConfigError, IncoflError
 from incofl.flower.settings import Settings, read_run_config
 from incofl.flower.site import FlowerSite
 from incofl.flower.task import Task
-from incofl.resources import human
 
 
 def make_server_app(

@@ -10,13 +10,14 @@ What is applied in practice differs between the theorem, Algorithm 1 and the cod
 choice; see ``mix``.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from incofl.errors import ConfigError
+from incofl.options import options
 
 Rule = Literal["released", "algorithm1", "theorem"]
 Granularity = Literal["kernel", "tensor"]
@@ -32,7 +33,7 @@ class Products(NamedTuple):
     theta: Tensor  # the weight of g_0, bounded
 
 
-@dataclass(frozen=True)
+@options("inco")
 class Mixing:
     """The choices of InCo; ``mix`` says what each means."""
 
@@ -40,22 +41,10 @@ class Mixing:
     granularity: Granularity = "kernel"
     normalise: bool = True
     optimise: bool = True
-    theta_max: float | None = 5.0
-    clip: float | None = 0.1
-    eps: float = 1e-7
+    theta_max: Annotated[float, Gt(0)] | None = 5.0
+    clip: Annotated[float, Gt(0)] | None = 0.1
+    eps: Annotated[float, Ge(0)] = 1e-7
     guard_zero_reference: bool = True
-
-    def __post_init__(self) -> None:
-        """One clear line for an option out of range."""
-        if self.rule not in ("released", "algorithm1", "theorem"):
-            raise ConfigError(f"inco.rule: got {self.rule!r}, expected released, algorithm1 or theorem")
-        if self.granularity not in ("kernel", "tensor"):
-            raise ConfigError(f"inco.granularity: got {self.granularity!r}, expected kernel or tensor")
-        for name, bound in (("theta_max", self.theta_max), ("clip", self.clip)):
-            if bound is not None and not bound > 0:
-                raise ConfigError(f"inco.{name}: got {bound}, expected a number > 0 or none")
-        if not self.eps >= 0:
-            raise ConfigError(f"inco.eps: got {self.eps}, expected a number >= 0")
 
     def inner(self, a: Tensor, *others: Tensor) -> list[Tensor]:
         """<a, b> for each b, per unit: a kernel of a convolution weight by itself, any other tensor as a whole."""

@@ -1,24 +1,25 @@
 """InCo Aggregation as an update transform: walks the layout's (deep, shallow) pairs and mixes each."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Literal
 
 from incofl.inco.cross_layer import Mixing, Products
 from incofl.layout import Layout
+from incofl.options import options
 from incofl.tensors import Tensors, norm
+from incofl.transform import Context, Record, Stateless
 
-Record = dict[str, dict[str, float]]
 
-
-@dataclass(frozen=True)
-class InCo(Mixing):
+@options("inco")
+class InCo(Mixing, Stateless):
     """Replaces the update of every deep layer by its mix with the shallow layer of the same shape in its stage.
 
     The fields are the arguments of ``mix``, and the config section ``inco``.
 
     Attributes:
         rule: ``released`` (what the authors' code does), ``algorithm1`` or ``theorem`` of the paper.
-        granularity: ``kernel`` (each k x k kernel of a convolution by itself) or ``tensor``.
+        granularity: ``kernel`` (each k x k kernel of a convolution by itself, as in the authors' code) or ``tensor``
+            (each layer as a whole, as in Algorithm 1 and the theorem of the paper).
         normalise: mix unit vectors and scale by the mean norm; false: the ablation without normalisation.
         optimise: weigh the shallow layer by theta; false: the ablation without optimisation.
         theta_max: bound of the size of theta, or none.
@@ -35,28 +36,33 @@ class InCo(Mixing):
 
     name = "inco"
 
-    def __call__(self, update: Tensors, layout: Layout, round: int = 0) -> tuple[Tensors, Record]:
-        """The update, mixed in place, and per mixed tensor the coefficients of this round.
-
-        All mixing reads the unmixed update (no chains). A pair of which no client of the cohort held the deep or the
-        shallow layer is skipped.
-        """
-        pairs = {
+    def pairs(self, layout: Layout) -> Mapping[str, str]:
+        """The shallow counterpart of each deep layer."""
+        return {
             "released": layout.shallow,
             "first-same-shape": layout.first_same_shape,
             "across-blocks": layout.across_blocks,
         }[self.reference]
-        pairs = {deep: shallow for deep, shallow in pairs.items() if deep in update and shallow in update}
-        alpha = {shallow: self.inner(update[shallow], update[shallow])[0] for shallow in dict.fromkeys(pairs.values())}
+
+    def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
+        """Mixes the update in place and records the coefficients of each mixed tensor.
+
+        All mixing reads the unmixed update (no chains). A pair of which no client of the cohort held the deep or the
+        shallow layer is skipped. The layers that a level keeps for itself are mixed with shared ones where it has no
+        shallow counterpart of its own.
+        """
+        known = {**context.shared, **update}
+        pairs = {deep: s for deep, s in self.pairs(context.layout).items() if deep in update and s in known}
+        alpha = {shallow: self.inner(known[shallow], known[shallow])[0] for shallow in dict.fromkeys(pairs.values())}
         # What is itself mixed serves others as it was before.
-        references = {shallow: update[shallow].clone() if shallow in pairs else update[shallow] for shallow in alpha}
+        references = {shallow: known[shallow].clone() if shallow in pairs else known[shallow] for shallow in alpha}
         record = Record()
         for deep, shallow in pairs.items():
             p = self.products(update[deep], references[shallow], alpha[shallow])
             before = update[deep].clone()
             self.combine_(update[deep], references[shallow], p)
             record[deep] = self._describe(p) | {"norm_change": norm(before.sub_(update[deep]))}
-        return update, record
+        return update, state, record
 
     def _describe(self, p: Products) -> dict[str, float]:
         """Means over the units in which something moved; where nobody held a kernel there is nothing to describe."""

@@ -1,92 +1,128 @@
-"""The table of methods: one file per paper, one line per name."""
+"""The table of methods: one file per paper, one line per name. A method is imported when it is asked for."""
 
-import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from incofl.errors import ConfigError, nearest
-from incofl.inco import InCo
-from incofl.method import Method
-from incofl.methods.fedavg import alllarge, allsmall, fedavg, heteroavg
-from incofl.methods.fednova import fednova, heteronova
-from incofl.methods.fedprox import fedprox, heteroprox
-from incofl.methods.fedrolex import fedrolex
-from incofl.methods.heterofl import heterofl
-from incofl.methods.inclusivefl import inclusivefl
-from incofl.methods.moon import heteromoon, moon
-from incofl.methods.noise import DeepNoise
-from incofl.methods.scaffold import heteroscaffold, scaffold
-from incofl.methods.scalefl import scalefl
+from incofl.imports import load_attribute
 
-_METHODS = (
-    fedavg,
-    heteroavg,
-    fedprox,
-    heteroprox,
-    fednova,
-    heteronova,
-    scaffold,
-    heteroscaffold,
-    moon,
-    heteromoon,
-    heterofl,
-    inclusivefl,
-    fedrolex,
-    scalefl,
-    allsmall,
-    alllarge,
-)
+if TYPE_CHECKING:
+    from incofl.method import Method
 
-
-# What the paper calls a hetero* method with InCo; other methods with InCo are called ``name+inco``.
-_PAPER_NAMES = {f"hetero{name}": f"inco{name}" for name in ("avg", "prox", "nova", "scaffold", "moon")}
-
-
-def _with_inco(method: Method) -> Method:
-    extended = method.then(InCo())
-    name = _PAPER_NAMES.get(method.name, extended.name)
-    return dataclasses.replace(extended, name=name, summary=f"{method.name} with InCo Aggregation")
+# Each method with its file and a summary. Levels share one server model in all but the first group.
+_SEPARATE = {
+    "fedavg": ("fedavg", "FedAvg: each size is averaged with itself only"),
+    "fedprox": ("fedprox", "FedProx: each size with itself only"),
+    "fednova": ("fednova", "FedNova: each size with itself only"),
+    "scaffold": ("scaffold", "Scaffold: each size with itself only"),
+    "moon": ("moon", "MOON: each size with itself only"),
+    "allsmall": ("fedavg", "FedAvg where everybody trains the smallest size"),
+    "alllarge": ("fedavg", "FedAvg where everybody trains the largest size"),
+    "largestonly": ("fedavg", "FedAvg of the clients that can hold the largest size"),
+}
+_SHARED = {
+    "heteroavg": ("fedavg", "FedAvg over slices of one server model"),
+    "heteroprox": ("fedprox", "FedProx over slices of one server model"),
+    "heteronova": ("fednova", "FedNova over slices of one server model"),
+    "heteroscaffold": ("scaffold", "Scaffold over slices of one server model"),
+    "heteromoon": ("moon", "MOON over slices of one server model"),
+    "heterofl": ("heterofl", "HeteroFL: the first channels of every layer"),
+    "inclusivefl": ("inclusivefl", "InclusiveFL: a last block and a head of each size's own"),
+    "fedrolex": ("fedrolex", "FedRolex: HeteroFL with a rolling window of channels"),
+    "scalefl": ("scalefl", "ScaleFL: fewer blocks and fewer channels, with early exits"),
+}
+_BASES = _SEPARATE | _SHARED
+# What ``NAME+TRANSFORM`` adds to a method. The first two mix or disturb the layers of one shared server model.
+_TRANSFORMS = {
+    "inco": ("incofl.inco:InCo", "InCo Aggregation"),
+    "noise": ("incofl.methods.noise:DeepNoise", "Gaussian noise where InCo mixes, for comparison"),
+    "momentum": ("incofl.methods.server_optimizers:ServerMomentum", "momentum on the server"),
+    "adam": ("incofl.methods.server_optimizers:ServerAdam", "Adam on the server"),
+    "yogi": ("incofl.methods.server_optimizers:ServerYogi", "Yogi on the server"),
+}
+# What the paper calls a hetero* method with InCo.
+_PAPER_NAMES = {f"hetero{name}+inco": f"inco{name}" for name in ("avg", "prox", "nova", "scaffold", "moon")}
+_MEANINGS = {short: long for long, short in _PAPER_NAMES.items()}
 
 
-def _with_noise(method: Method) -> Method:
-    return dataclasses.replace(
-        method.then(DeepNoise()), summary=f"{method.name} with Gaussian noise where InCo mixes, for comparison"
-    )
+def _summary(name: str) -> str:
+    base, *added = _MEANINGS.get(name, name).split("+")
+    return f"{base} with {' and '.join(_TRANSFORMS[key][1] for key in added)}" if added else _BASES[base][1]
 
 
-_INCO = {method.name: _with_inco(method) for method in _METHODS if method.extensible}
-# A baseline of the paper for the methods that it extends.
-_NOISE = [_with_noise(method) for method in _METHODS if method.name in _PAPER_NAMES]
-_TABLE = {method.name: method for method in (*_METHODS, *_INCO.values(), *_NOISE)}
+_WITH_INCO = [_PAPER_NAMES.get(f"{name}+inco", f"{name}+inco") for name in _SHARED]
+_WITH_NOISE = [f"{long.removesuffix('+inco')}+noise" for long in _PAPER_NAMES]  # a baseline of the paper
+SUMMARIES = {name: _summary(name) for name in (*_BASES, *_WITH_INCO, *_WITH_NOISE)}
 
 
-class MethodTable(Mapping[str, Method]):
-    """Methods by name, in any case; ``name+inco`` adds InCo to a method that can take it."""
+class MethodTable(Mapping[str, "Method"]):
+    """Methods by name, in any case; ``name+inco`` and other transforms extend a method."""
 
-    def __getitem__(self, name: str) -> Method:
-        base, plus, transform = name.lower().partition("+")
-        if plus and transform == "inco" and base in _INCO:
-            return _INCO[base]
-        return _TABLE[name.lower()]
+    def __getitem__(self, name: str) -> "Method":
+        base, *added = [_MEANINGS.get(part, part) for part in name.lower().split("+")]
+        base, *before = base.split("+")  # incoavg+adam is heteroavg+inco+adam
+        added = [*before, *added]
+        if base not in _BASES or any(key not in _TRANSFORMS for key in added) or len(set(added)) < len(added):
+            raise KeyError(name)
+        if base in _SEPARATE and {"inco", "noise"} & set(added):
+            raise KeyError(name)
+        return _load(base, tuple(added))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_TABLE)
+        return iter(SUMMARIES)
 
     def __len__(self) -> int:
-        return len(_TABLE)
+        return len(SUMMARIES)
+
+
+@functools.cache
+def _load(base: str, added: tuple[str, ...]) -> "Method":
+    import dataclasses
+
+    from incofl.methods.noise import UploadNoise
+    from incofl.methods.server_optimizers import ServerSchedule
+
+    method: Method = load_attribute(f"incofl.methods.{_BASES[base][0]}:{base}", "method")
+    method = dataclasses.replace(
+        method, uploads=(UploadNoise(), *method.uploads), transforms=(ServerSchedule(), *method.transforms)
+    )
+    for key in added:
+        method = method.then(load_attribute(_TRANSFORMS[key][0], "method")())
+    long = "+".join((base, *added))
+    short = next((long.replace(full, name) for full, name in _PAPER_NAMES.items() if long.startswith(full)), long)
+    return dataclasses.replace(method, name=short, summary=_summary(long))
 
 
 METHODS = MethodTable()
 
 
-def find_method(name: str) -> Method:
-    """The method of that name, or one clear line with the nearest name."""
+def find_method(name: str) -> "Method":
+    """The method of that name, or your own as ``package.module:attribute``; else one line with the nearest name."""
+    from incofl.method import Method
+
+    if ":" in name:
+        method = load_attribute(name, "method")
+        if not isinstance(method, Method):
+            raise ConfigError(f"method: {name} is of type {type(method).__name__}, expected a Method")
+        return method
     try:
         return METHODS[name]
     except KeyError:
-        base, _, transform = name.lower().partition("+")
+        base, *added = name.lower().split("+")
         hint = nearest(name, METHODS)
-        if base in METHODS and transform == "inco":
+        if base in METHODS and added and set(added) <= _TRANSFORMS.keys():
             hint = (
                 "; InCo mixes the layers of one shared server model, which this method does not have or mixes already"
             )
         raise ConfigError(f"method: got {name!r}{hint}") from None
+
+
+@functools.cache
+def all_options() -> dict[str, Any]:
+    """The default options of every method and transform, by the name of their section in a config."""
+    found: dict[str, Any] = {}
+    for base in _BASES:
+        for key in ("momentum", "adam", "yogi", *(("inco", "noise") if base in _SHARED else ())):
+            found |= METHODS[f"{base}+{key}"].options
+    return found

@@ -6,16 +6,24 @@ forms that the InCo paper (Chan et al., ICLR 2024) compares:
 - ``fedavg``: without splitting; each architecture is averaged with itself only.
 - ``heteroavg``: with splitting; every position of the server model is averaged over the clients that hold it.
 - ``incoavg``: heteroavg, with InCo Aggregation on the server.
-- ``allsmall`` and ``alllarge``: everybody trains the smallest, or the largest, level: what one does without splitting.
+- ``allsmall``, ``alllarge``: everybody trains the smallest, or the largest, level of the split in use. The second
+  ignores what devices can afford: an upper bound that a real fleet cannot reach.
+- ``largestonly``: only the clients that can hold the largest level take part, on the same partition; a cohort has as
+  many of them as there are, at most the configured number.
+
+``fedavg``, ``allsmall`` and ``largestonly`` are what one can do without splitting: the baselines of every comparison.
 
 Differences: clients weigh equally by default, as in InCo's released code (``aggregate.weighting = "samples"`` for
-McMahan's rule and NIID-Bench's); batch-norm statistics follow the ``buffers`` policy. AllSmall is, as in the paper, the
-narrowest model of hetero splitting unless ``split.kind`` says otherwise.
+McMahan's rule and NIID-Bench's); batch-norm statistics follow the ``buffers`` policy. The paper's AllSmall is the
+narrowest model of width splitting (``split.kind = "hetero"``), which is no member of its fleet.
 """
 
 from incofl.method import Method, ServerRule
 
-fedavg = Method("fedavg", "FedAvg: each size is averaged with itself only", server=ServerRule(separate=True))
-heteroavg = Method("heteroavg", "FedAvg over slices of one server model", extensible=True)
-allsmall = Method("allsmall", "FedAvg where everybody trains the smallest size", level="smallest", split="hetero")
-alllarge = Method("alllarge", "FedAvg where everybody trains the largest size", level="largest")
+fedavg = Method("fedavg", server=ServerRule(separate=True))
+heteroavg = Method(
+    "heteroavg",
+)
+allsmall = Method("allsmall", level="smallest")
+alllarge = Method("alllarge", level="largest")
+largestonly = Method("largestonly", level="largest-only")

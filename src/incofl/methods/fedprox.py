@@ -13,14 +13,16 @@ Differences: mu = 0.1 as in the InCo paper (NIID-Bench's default is 0.001). The 
 unequal accuracy are not modelled: every client trains the same number of epochs.
 """
 
-from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
 
 from incofl.client import ClientRule, Local
-from incofl.errors import ConfigError
 from incofl.method import Method, ServerRule
+from incofl.options import options
 
 
-@dataclass(frozen=True)
+@options("prox")
 class FedProx(ClientRule):
     """The client half: the config section ``prox``.
 
@@ -28,19 +30,15 @@ class FedProx(ClientRule):
         mu: strength of the proximal term; 0 is FedAvg.
     """
 
-    mu: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not self.mu >= 0:
-            raise ConfigError(f"prox.mu: got {self.mu}, expected a number >= 0")
+    mu: Annotated[float, Ge(0)] = 0.1
 
     def adjust(self, local: Local) -> None:
         """Adds mu (w - w_received) to the gradient."""
         if self.mu:
-            for name, parameter in local.model.named_parameters():
+            for name, parameter in local.parameters.items():
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - local.received[name], alpha=self.mu)
 
 
-fedprox = Method("fedprox", "FedProx: each size with itself only", FedProx(), ServerRule(separate=True))
-heteroprox = Method("heteroprox", "FedProx over slices of one server model", FedProx(), extensible=True)
+fedprox = Method("fedprox", FedProx(), ServerRule(separate=True))
+heteroprox = Method("heteroprox", FedProx())

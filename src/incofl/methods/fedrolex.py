@@ -20,30 +20,33 @@ differ from layer to layer, which break residual additions, are left out. The co
 statistics of test batches; here each level's are measured as in HeteroFL.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from incofl.method import Method
 from incofl.methods.heterofl import HeteroFL, HeteroFLServer
+from incofl.options import options
+from incofl.split import WidthRule, Window
 
 
-@dataclass(frozen=True)
-class Rolex:
-    """The config section ``rolex``.
+@options("rolex")
+class Rolling(WidthRule):
+    """Width splitting with a window that moves.
 
     Attributes:
-        direction: in which the window moves: ``forward`` (the paper) or ``backward`` (its released code).
+        direction: the direction in which the window moves: ``forward`` (the paper) or ``backward`` (its released code).
     """
 
     direction: Literal["forward", "backward"] = "forward"
 
+    @property
+    def window(self) -> Window:
+        """Where the channels of a level lie."""
+        return "rolling" if self.direction == "forward" else "rolling-back"
+
 
 fedrolex = Method(
     "fedrolex",
-    "FedRolex: HeteroFL with a rolling window of channels",
     HeteroFL(),
     HeteroFLServer(buffers="static"),
-    extensible=True,
-    split="hetero",
-    window="rolling",
+    Rolling(),
 )

@@ -14,10 +14,10 @@ position over the clients that hold it.
 5. Every convolution, norm and the head follow one rule for the channels they share, so residual additions line up.
 
 Differences: the original network is a pre-activation ResNet18 with another stem, trained with SGD; here both are the
-configured ones. The released code clips the gradient's norm at 1 (``heterofl.clip``, off here as in the comparison with
-InCo), measures the statistics on all training images (here on ``eval.measured`` of them, drawn by the seed), can draw
-every client's level anew in each round (here it is fixed), and evaluates the full width only, also with the logits of
-absent classes masked (here every width, never masked). "Has" means at least one example.
+configured ones. The released code clips the gradient's norm at 1 (``local.max_grad_norm``, off here as in the
+comparison with InCo), measures the statistics on all training images (here on ``eval.measured`` of them, drawn by the
+seed), can draw every client's level anew in each round (here it is fixed), and evaluates the full width only, also with
+the logits of absent classes masked (here every width, never masked). "Has" means at least one example.
 """
 
 import dataclasses
@@ -26,17 +26,16 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from incofl.client import ClientRule, Local
-from incofl.errors import ConfigError
+from incofl.client import ClientRule, Local, Setting, Upload
+from incofl.inputs import Inputs, call
 from incofl.layout import Layout
-from incofl.method import Method, ServerRule, Upload
-from incofl.server import Server
-from incofl.split import Slice
+from incofl.method import Method, ServerRule
+from incofl.options import options
+from incofl.split import Slice, WidthRule
 
 
-@dataclass(frozen=True)
+@options("heterofl")
 class HeteroFLOptions:
     """The config section ``heterofl``; FedRolex uses it too.
 
@@ -44,17 +43,11 @@ class HeteroFLOptions:
         mask: set the logits of classes that a client does not have to 0 in its loss.
         label_rows: let a client contribute only the head's rows of classes that it has.
         scaler: divide what enters a norm layer by the share of channels held, while training.
-        clip: bound of the gradient's norm, or none.
     """
 
     mask: bool = True
     label_rows: bool = True
     scaler: bool = True
-    clip: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"heterofl.clip: got {self.clip}, expected a number > 0 or none")
 
 
 @dataclass(frozen=True)
@@ -74,18 +67,18 @@ class HeteroFL(ClientRule):
                 if share < 1:
                     norm.register_forward_pre_hook(Scaler(model, share))
 
-    def loss(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+    def check(self, setting: Setting) -> None:
+        """Masks need classes."""
+        if self.options.mask:
+            setting.need_classes("heterofl.mask", "the logits of classes that a client does not have are masked")
+
+    def loss(self, local: Local, x: Inputs, y: Tensor) -> Tensor:
         """Cross-entropy of masked logits."""
-        logits = local.model(x)
+        logits: Tensor = call(local.model, x)
         if self.options.mask and local.given.labels is not None:
             absent = local.given.labels == 0
             logits = logits.masked_fill(absent.view(-1, *[1] * (logits.dim() - 2)), 0)  # (B, C), or (B, C, length)
-        return functional.cross_entropy(logits, y)
-
-    def adjust(self, local: Local) -> None:
-        """Clips the gradient."""
-        if self.options.clip is not None:
-            nn.utils.clip_grad_norm_(local.model.parameters(), self.options.clip)
+        return local.task.loss(logits, y)
 
 
 @dataclass(frozen=True)
@@ -106,13 +99,12 @@ class HeteroFLServer(ServerRule):
 
     options: HeteroFLOptions = field(default_factory=HeteroFLOptions)
 
-    def start(self, server: Server) -> Server:
+    def check(self, setting: Setting) -> None:
         """Label rows need to know where the classes are."""
         if self.options.label_rows:
-            check_classes(server.layout, "heterofl.label_rows", "clients contribute rows of the head")
-        return server
+            setting.need_classes("heterofl.label_rows", "clients contribute rows of the head")
 
-    def counted(self, upload: Upload, layout: Layout) -> Upload:
+    def filter_upload(self, upload: Upload, layout: Layout) -> Upload:
         """Leaves out the rows of the head whose classes the client does not have."""
         if not self.options.label_rows or upload.labels is None or bool((upload.labels > 0).all()):
             return upload
@@ -122,13 +114,7 @@ class HeteroFLServer(ServerRule):
             index[name] = (*index[name][:dim], rows, *index[name][dim + 1 :])
             shapes[name] = (*shapes[name][:dim], len(rows), *shapes[name][dim + 1 :])
             update[name] = update[name].index_select(dim, rows)
-        return dataclasses.replace(upload, slice=Slice(index, shapes), update=update)
-
-
-def check_classes(layout: Layout, who: str, why: str) -> None:
-    """Refuses a layout in which no axis is called ``classes``."""
-    if not class_dimensions(layout, layout.axes):
-        raise ConfigError(f"{who}: needs an axis named 'classes' in the model's layout, because {why}")
+        return dataclasses.replace(upload, slice=Slice(index, shapes, upload.slice.frozen), update=update)
 
 
 def class_dimensions(layout: Layout, names: Iterable[str]) -> dict[str, int]:
@@ -143,9 +129,7 @@ def class_dimensions(layout: Layout, names: Iterable[str]) -> dict[str, int]:
 
 heterofl = Method(
     "heterofl",
-    "HeteroFL: the first channels of every layer",
     HeteroFL(),
     HeteroFLServer(buffers="static"),
-    extensible=True,
-    split="hetero",
+    WidthRule(),
 )

@@ -22,34 +22,34 @@ leaves b_i itself out of m_i, and weighs by clients (``aggregate.weighting = "un
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 
-from incofl.aggregate import Covered
+from incofl.aggregate import CoveredMean
+from incofl.client import Setting, Upload
 from incofl.errors import ConfigError
 from incofl.layout import Layout
-from incofl.method import ChangeSum, Method, ServerRule, Upload
-from incofl.methods.heterofl import check_classes, class_dimensions
+from incofl.method import ChangeSum, Method, ServerRule
+from incofl.methods.heterofl import class_dimensions
+from incofl.options import options
 from incofl.server import Change, Changes, Server
 from incofl.split import Slice
 from incofl.tensors import Tensors, clone
 
 
-@dataclass(frozen=True)
+@options("inclusive")
 class InclusiveOptions:
     """The config section ``inclusive``.
 
     Attributes:
         momentum: whether the last block of a size learns from the next larger one.
-        beta: how much.
+        beta: weight of what it learns.
     """
 
     momentum: bool = True
-    beta: float = 0.2
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta <= 1:
-            raise ConfigError(f"inclusive.beta: got {self.beta}, expected a number in [0, 1]")
+    beta: Annotated[float, Ge(0), Le(1)] = 0.2
 
 
 @dataclass(frozen=True)
@@ -58,29 +58,32 @@ class InclusiveFL(ServerRule):
 
     options: InclusiveOptions = field(default_factory=InclusiveOptions)
 
-    def start(self, server: Server) -> Server:
-        """Every size begins with a copy of its own of what it does not share."""
-        if not server.layout.stages:
+    def check(self, setting: Setting) -> None:
+        """Every size has a last block and a head."""
+        if not setting.layout.stages:
             raise ConfigError(
                 "method: inclusivefl needs a model with blocks, the last of which each size has for itself"
             )
-        check_classes(server.layout, "inclusivefl", "each size has a head of its own")
+        setting.need_classes("inclusivefl", "each size has a head of its own")
+
+    def start(self, server: Server) -> Server:
+        """Every size begins with a copy of its own of what it does not share."""
         for level in server.population:
             self._lesson(server, level)  # refuses sizes that cannot teach each other
         private = {
-            level: clone({name: server.shared[name] for name in self.private(server.layout, piece)})
-            for level, (piece, _) in server.population.items()
+            level: clone({name: server.shared[name] for name in self.private(server.layout, slice_)})
+            for level, (slice_, _) in server.population.items()
         }
         return dataclasses.replace(server, private=private)
 
-    def private(self, layout: Layout, piece: Slice) -> frozenset[str]:
+    def private(self, layout: Layout, slice_: Slice) -> frozenset[str]:
         """The last block that a slice holds, and the head."""
-        last = held_blocks(layout, piece)[-1]
-        head = class_dimensions(layout, piece.index)
-        return frozenset(name for name in piece.index if layout.block_of[name] == last or name in head)
+        last = held_blocks(layout, slice_)[-1]
+        head = class_dimensions(layout, slice_.index)
+        return frozenset(name for name in slice_.index if layout.block_of[name] == last or name in head)
 
     def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
-        """As usual, and besides the mean updates of the blocks that teach, by size."""
+        """As usual; in addition, the mean updates of the blocks that teach, by size."""
         if not self.options.momentum:
             return super().aggregate(server, arrivals)
         layout = server.layout
@@ -115,7 +118,7 @@ class InclusiveFL(ServerRule):
         first = blocks.index(last)
         return frozenset(name for name in layout.parameters if layout.block_of[name] in blocks[first:])
 
-    def _momenta(self, server: Server, lessons: Mapping[int, Covered]) -> dict[str, Tensors]:
+    def _momenta(self, server: Server, lessons: Mapping[int, CoveredMean]) -> dict[str, Tensors]:
         """m_i of each size whose next larger one took part."""
         layout = server.layout
         momenta: dict[str, Tensors] = {}
@@ -147,9 +150,9 @@ class InclusiveFL(ServerRule):
         return change.with_update(values)
 
 
-def held_blocks(layout: Layout, piece: Slice) -> list[str]:
+def held_blocks(layout: Layout, slice_: Slice) -> list[str]:
     """The blocks of a slice, from the first to the last."""
-    held = {layout.block_of[name] for name in piece.index}
+    held = {layout.block_of[name] for name in slice_.index}
     return [block for block in layout.blocks if block in held]
 
 
@@ -165,7 +168,5 @@ def table(level: int) -> str:
 
 inclusivefl = Method(
     "inclusivefl",
-    "InclusiveFL: a last block and a head of each size's own",
     server=InclusiveFL("samples"),
-    extensible=True,
 )

@@ -23,21 +23,24 @@ takes a never trained client's initial state for its previous model.
 import copy
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 from torch.nn import functional
 
-from incofl.client import ClientRule, Local, Trained
+from incofl.client import ClientRule, Local, Setting
 from incofl.errors import ConfigError
-from incofl.layout import Axes, Axis, Layout
+from incofl.inputs import Inputs, call
+from incofl.layout import Axes, Axis, Layout, frozen_entries
 from incofl.method import Method, ServerRule
 from incofl.methods.heterofl import class_dimensions
+from incofl.options import options
 from incofl.tensors import Tensors
 
 
-@dataclass(frozen=True)
+@options("moon")
 class Moon(ClientRule):
     """The client half: the config section ``moon``.
 
@@ -47,32 +50,29 @@ class Moon(ClientRule):
         projection: size of a projection before the head, 256 in the original; 0: none.
     """
 
-    mu: float = 1.0
-    temperature: float = 0.5
-    projection: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.mu >= 0:
-            raise ConfigError(f"moon.mu: got {self.mu}, expected a number >= 0")
-        if not self.temperature > 0:
-            raise ConfigError(f"moon.temperature: got {self.temperature}, expected a number > 0")
-        if not 0 <= self.projection <= 2**16:
-            raise ConfigError(f"moon.projection: got {self.projection}, expected a whole number from 0 to {2**16}")
+    mu: Annotated[float, Ge(0)] = 1.0
+    temperature: Annotated[float, Gt(0)] = 0.5
+    projection: Annotated[int, Ge(0), Le(2**16)] = 0
 
     def memory(self, layout: Layout) -> frozenset[str]:
         """The last local model, buffers included."""
-        return frozenset(layout.axes)
+        return layout.parameters | layout.buffers
 
     def held(self, layout: Layout) -> Sequence[frozenset[str]]:
-        """The two frozen models."""
-        return [frozenset(layout.axes)] * 2
+        """The two models that are not trained."""
+        return [self.memory(layout)] * 2
 
     @torch.no_grad()
-    def check(self, model: nn.Module, example: Tensor) -> None:
-        """MOON needs to see features: what the linear layer gets whose output the logits are."""
-        made: list[Tensor] = []
+    def check(self, setting: Setting) -> None:
+        """MOON needs to see features: the input of the linear layer whose output the logits are."""
+        if setting.buffers == "static":
+            raise ConfigError("buffers: got 'static', expected another: moon evaluates models while it trains")
+        if setting.compile:
+            raise ConfigError("engine.compile: got true, expected false: moon looks into the model")
+        setting.need_classes("moon", "it compares the features that its classifier uses", axis=False)
+        model, made = setting.model, list[Tensor]()
         hooks = [layer.register_forward_hook(lambda _, inputs, output: made.append(output)) for layer in linear(model)]
-        logits = model(example)
+        logits = call(model, setting.example)
         for hook in hooks:
             hook.remove()
         outputs = logits[-1:] if isinstance(logits, list) else [logits]  # of several exits the last
@@ -87,20 +87,21 @@ class Moon(ClientRule):
         """The two frozen models, if there is a previous one."""
         if local.given.memory and self.mu:
             local.scratch["received"] = frozen(local.model, local.received)
-            local.scratch["previous"] = frozen(local.model, local.given.memory)
+            local.scratch["previous"] = frozen(local.model, local.received | local.given.memory)
 
-    def loss(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, local: Local, x: Inputs, y: Tensor) -> Tensor:
         """Cross-entropy and the contrastive term."""
         if "previous" not in local.scratch:
             return super().loss(local, x, y)
         logits, z = with_features(local.model, x)
         with torch.no_grad():
             z_g, z_p = (with_features(local.scratch[which], x)[1] for which in ("received", "previous"))
-        return functional.cross_entropy(logits, y) + self.mu * contrast(z, z_g, z_p, self.temperature)
+        return local.task.loss(logits, y) + self.mu * contrast(z, z_g, z_p, self.temperature)
 
-    def finish(self, local: Local, trained: Trained) -> tuple[Tensors, Tensors]:
+    def finish(self, local: Local, update: Tensors) -> tuple[Tensors, Tensors]:
         """Remembers the model as it is now."""
-        return {}, {name: value.detach().clone() for name, value in local.model.state_dict().items()}
+        kept = local.model.state_dict().keys() - frozen_entries(local.model)
+        return {}, {n: value.detach().clone() for n, value in local.model.state_dict().items() if n in kept}
 
 
 def contrast(z: Tensor, z_g: Tensor, z_p: Tensor, temperature: float) -> Tensor:
@@ -145,11 +146,11 @@ def project(model: nn.Module, layout: Layout, size: int) -> Layout:
     return dataclasses.replace(changed, kept_whole=layout.kept_whole)
 
 
-def with_features(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def with_features(model: nn.Module, x: Inputs) -> tuple[Tensor, Tensor]:
     """Logits, and what the last linear layer got to make them of."""
     seen: list[Tensor] = []
     hooks = [layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for layer in linear(model)]
-    logits: Tensor = model(x)
+    logits: Tensor = call(model, x)
     for hook in hooks:
         hook.remove()
     return logits, seen[-1].flatten(0, -2)  # of every position, where each has logits of its own
@@ -162,5 +163,5 @@ def frozen(model: nn.Module, state: Tensors) -> nn.Module:
     return other.eval().requires_grad_(False)
 
 
-moon = Method("moon", "MOON: each size with itself only", Moon(), ServerRule(separate=True))
-heteromoon = Method("heteromoon", "MOON over slices of one server model", Moon(), extensible=True)
+moon = Method("moon", Moon(), ServerRule(separate=True))
+heteromoon = Method("heteromoon", Moon())

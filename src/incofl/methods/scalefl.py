@@ -21,51 +21,118 @@ batches. Its scaler before batch norm, which changes nothing but the effect of e
 blocks behind their exit too, untrained, and evaluates each client on test data of its own; here on the whole test set.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
-from torch import Tensor
+from annotated_types import Ge, Gt, Le
+from torch import Tensor, nn
 from torch.nn import functional
 
-from incofl.client import ClientRule, Local
-from incofl.errors import ConfigError
+from incofl.client import ClientRule, Local, Setting
+from incofl.errors import ConfigError, LayoutError
+from incofl.inputs import Inputs, call
+from incofl.layout import Layout
 from incofl.method import Method
+from incofl.options import options
+from incofl.split import Depth, Depths, Kind, Levels, Splitter, WidthRule, shares_of
+
+
+@options("scalefl")
+class ScaleFLOptions:
+    """The config section ``scalefl``.
+
+    Attributes:
+        gamma: weight of the distillation; 0: none.
+        temperature: temperature of both softmaxes.
+        distil_after: finished rounds before the distillation starts; left out, a quarter of all.
+        head_convs: number of convolutions of an exit.
+        train_teacher: let the distillation train the last exit too, as the released code does.
+    """
+
+    gamma: Annotated[float, Ge(0)] = 0.05
+    temperature: Annotated[float, Gt(0)] = 3.0
+    distil_after: Annotated[int, Ge(0)] | None = None
+    head_convs: Annotated[int, Ge(0), Le(9)] = 3
+    train_teacher: bool = False
+
+    def for_run(self, rounds: int, epochs: int) -> "ScaleFLOptions":
+        """The options with what follows from the run filled in."""
+        return replace(self, distil_after=rounds // 4) if self.distil_after is None else self
 
 
 @dataclass(frozen=True)
 class ScaleFL(ClientRule):
-    """The client half: the config section ``scalefl``.
+    """The client half."""
 
-    Attributes:
-        gamma: weight of the distillation; 0: none.
-        temperature: of both softmaxes.
-        distil_after: finished rounds before the distillation starts; left out, a quarter of all.
-        head_convs: convolutions of an exit.
-        train_teacher: let the distillation train the last exit too, as the released code does.
+    options: ScaleFLOptions = field(default_factory=ScaleFLOptions)
+
+    def check(self, setting: Setting) -> None:
+        """Exits are classifiers."""
+        setting.need_classes("scalefl", "its exits are classifiers")
+
+    def loss(self, local: Local, x: Inputs, y: Tensor) -> Tensor:
+        """The loss of all exits."""
+        o = self.options
+        distil = local.given.round >= (o.distil_after or 0)
+        return weighted_loss(call(local.model, x), y, o.gamma if distil else 0.0, o.temperature, o.train_teacher)
+
+
+@dataclass(frozen=True)
+class ExitRule(WidthRule):
+    """The splitting half: a level keeps the blocks before its exit, the exits up to it, and a share of the channels."""
+
+    options: ScaleFLOptions = field(default_factory=ScaleFLOptions)
+
+    def extend(self, model: nn.Module, layout: Layout, levels: Levels) -> Layout:
+        """Adds an exit for every level but the last, which has the model's own head."""
+        add_exits: Callable[[tuple[int, ...], int], Layout] | None = getattr(model, "add_exits", None)
+        if add_exits is None:
+            raise ConfigError(
+                f"model.name: {type(model).__name__} cannot have early exits, expected a ResNet or a model with a "
+                "method add_exits(positions, convolutions)"
+            )
+        number = levels if isinstance(levels, int) else len(levels)
+        return add_exits(exit_positions(len(layout.blocks), number), self.options.head_convs)
+
+    def splitter(self, layout: Layout, kind: Kind, levels: Levels, depth: Depths = "full") -> Splitter:
+        """One level for each exit."""
+        if depth != "full":
+            raise ConfigError(f"split.depth: got {depth!r}, expected none: exits set the depth of a level")
+        shares = exit_shares(levels) if isinstance(levels, int) else shares_of(levels)
+        if len(shares) != len(layout.exits):
+            raise LayoutError(f"split.levels: got {len(shares)} levels, expected {len(layout.exits)}, one per exit")
+        splitter = Splitter(shares, tuple(first_blocks(layout, blocks) for blocks in layout.exits.values()))
+        splitter.check_sizes(layout)
+        return splitter
+
+
+def exit_positions(blocks: int, levels: int) -> tuple[int, ...]:
+    """The number of blocks before each level's exit: evenly spread from two fifths of the model to its end.
+
+    For the twelve blocks of ResNet26 and five levels: 5, 7, 8, 10, 12.
     """
+    if levels == 1:
+        return (blocks,)
+    positions = tuple(round(blocks * (0.4 + 0.6 * level / (levels - 1))) for level in range(levels))
+    if len(set(positions)) < levels or positions[0] < 1:
+        raise LayoutError(f"split.levels: got {levels} levels, expected fewer: the model has only {blocks} blocks")
+    return positions
 
-    gamma: float = 0.05
-    temperature: float = 3.0
-    distil_after: int | None = None
-    head_convs: int = 3
-    train_teacher: bool = False
 
-    def __post_init__(self) -> None:
-        if not self.gamma >= 0:
-            raise ConfigError(f"scalefl.gamma: got {self.gamma}, expected a number >= 0")
-        if not self.temperature > 0:
-            raise ConfigError(f"scalefl.temperature: got {self.temperature}, expected a number > 0")
-        if self.distil_after is not None and not self.distil_after >= 0:
-            raise ConfigError(f"scalefl.distil_after: got {self.distil_after}, expected a whole number >= 0 or none")
-        if not 0 <= self.head_convs <= 9:
-            raise ConfigError(f"scalefl.head_convs: got {self.head_convs}, expected a whole number from 0 to 9")
+def exit_shares(levels: int) -> tuple[float, ...]:
+    """The share of the channels of each level: 0.7, but 0.75 for the last but one and 1 for the last."""
+    return (*[0.7] * (levels - 2), 0.75, 1.0) if levels > 1 else (1.0,)
 
-    def loss(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """All exits."""
-        distil = self.gamma > 0 and local.given.round >= (self.distil_after or 0)
-        gamma = self.gamma if distil else 0.0
-        return weighted_loss(local.model(x), y, gamma, self.temperature, self.train_teacher)
+
+def first_blocks(layout: Layout, blocks: int) -> Depth:
+    """The first blocks of the whole model, counted by stage; later stages may be empty."""
+    depth = []
+    for size in layout.depth:
+        depth.append(min(size, blocks))
+        blocks -= depth[-1]
+    return tuple(depth)
 
 
 def weighted_loss(
@@ -90,9 +157,6 @@ def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
 
 scalefl = Method(
     "scalefl",
-    "ScaleFL: fewer blocks and fewer channels, with early exits",
     ScaleFL(),
-    extensible=True,
-    split="hetero",
-    exits=True,
+    split=ExitRule(),
 )

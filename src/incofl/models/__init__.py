@@ -9,115 +9,40 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from incofl.errors import ConfigError, nearest
 from incofl.layout import Layout
-from incofl.models.custom import make_custom
-from incofl.models.resnet import DEPTHS, ExitResNet, ResNet, Stem, resnet_layout
-from incofl.models.text import StackedLstm, TextTransformer, lstm_layout, transformer_layout
+from incofl.models.custom import Factory, factory_name, make_custom, use_module
+from incofl.models.model import Extend, Model, ModelOptions, as_model
+from incofl.models.resnet import DEPTHS, ResNet, resnet_layout
+from incofl.models.text import StackedLstm, TextTransformer, lstm_layout, text_transformer_layout
 from incofl.models.tiny import ResidualMlp, mlp_layout
 from incofl.models.vit import VisionTransformer, check_sizes, default_patch, vit_layout
-from incofl.split import exit_positions
-from incofl.tensors import Tensors, clone
 
-__all__ = ["MODELS", "Family", "Model", "ModelOptions", "Shape", "find_family", "make_model"]
+__all__ = ["MODELS", "Extend", "Family", "Model", "ModelOptions", "as_model", "find_family", "make_model"]
 
-Shape = tuple[int, ...]
 Size = Literal["depth", "dim", "heads", "patch"]
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """What a config's ``model`` section and data set say about a model.
-
-    Attributes:
-        shape: of one example: channels, height and width, or the length of a text.
-        classes: how many.
-        vocabulary: how many tokens, of texts; 0: images.
-        sequence: whether every position of a text gets logits of its own.
-        width: multiplier of all widths.
-        stem: of ResNets.
-        depth: blocks or layers of a transformer or LSTM; ``None``: the family's.
-        dim: width of its residual stream or hidden state; ``None``: the family's.
-        heads: of its attention; ``None``: the family's.
-        patch: side of a ViT's patches; ``None``: what suits the images.
-        exits: how many, the usual head included; 0: no early exits.
-        head_convs: convolutions of an exit.
-    """
-
-    shape: Shape = (3, 32, 32)
-    classes: int = 10
-    vocabulary: int = 0
-    sequence: bool = False
-    width: float = 1.0
-    stem: Stem = "imagenet"
-    depth: int | None = None
-    dim: int | None = None
-    heads: int | None = None
-    patch: int | None = None
-    exits: int = 0
-    head_convs: int = 3
+Make = Callable[[ModelOptions], tuple[nn.Module, Layout]]
 
 
 @dataclass(frozen=True)
 class Family:
-    """A line of the table.
+    """A line of the table."""
 
-    Attributes:
-        summary: for ``incofl list models``.
-        make: the module and its layout.
-        input: what it reads.
-        split: the depth splitting that suits it; ``None``: that follows from its layout.
-        levels: how many sizes suit it; ``None``: that follows from its layout.
-        side: at which images are shown to it; ``None``: as they are.
-        scaled: whether the width that a data set asks for is meant for it.
-        stem: whether it has one to choose.
-        exits: whether it can have early exits.
-        options: which of the sizes that a config can leave to the family it knows; others are refused.
-    """
-
-    summary: str
-    make: Callable[[ModelOptions], tuple[nn.Module, Layout]]
+    summary: str  # for ``incofl list models``
+    make: Make
     input: Literal["images", "texts", "any"] = "images"
-    split: Literal["stage", "layer"] | None = "stage"
-    levels: int | None = 5
-    side: int | None = None
-    scaled: bool = False
-    stem: bool = False
-    exits: bool = False
-    options: tuple[Size, ...] = ()
-
-
-@dataclass(frozen=True)
-class Model:
-    """A server model: a template of its module on the meta device, its layout, its initial state.
-
-    Attributes:
-        template: the module without values; clients' modules are cut from it.
-        layout: its structure.
-        initial: parameters and buffers at the start.
-        input_shape: of one example.
-        input_dtype: of one example; whole numbers for texts.
-    """
-
-    template: nn.Module
-    layout: Layout
-    initial: Tensors
-    input_shape: Shape
-    input_dtype: torch.dtype = torch.float32
-
-    def example(self, batch: int) -> Tensor:
-        """A batch without values, on the meta device."""
-        return torch.empty(batch, *self.input_shape, dtype=self.input_dtype, device="meta")
+    split: Literal["stage", "layer"] | None = "stage"  # default depth splitting; None: follows from the layout
+    levels: int | None = 5  # default number of sizes; None: follows from the layout
+    side: int | None = None  # to which images are resized; None: as they are
+    scaled: bool = False  # whether the default width of a data set is meant for it
+    stem: bool = False  # whether it has a choice of stems
+    options: tuple[Size, ...] = ()  # the sizes that a config can set
 
 
 def _resnet(depth: tuple[int, ...], options: ModelOptions) -> tuple[nn.Module, Layout]:
-    common = (depth, options.width, options.shape[0], options.classes, options.stem)
-    if not options.exits:
-        model = ResNet(*common)
-    else:
-        model = ExitResNet(*common, exit_positions(sum(depth), options.exits), options.head_convs)
+    model = ResNet(depth, options.width, options.shape[0], options.classes, options.stem)
     return model, resnet_layout(model)
 
 
@@ -160,22 +85,20 @@ def _text_transformer(depth: int, dim: int, heads: int, options: ModelOptions) -
     model = TextTransformer(
         options.depth or depth, width, heads, options.vocabulary, length, options.classes, options.sequence
     )
-    return model, transformer_layout(model)
+    return model, text_transformer_layout(model)
 
 
-def _text_family(
-    summary: str, make: Callable[[ModelOptions], tuple[nn.Module, Layout]], levels: int, *sizes: Size
-) -> Family:
+def _text_family(summary: str, make: Make, levels: int, *sizes: Size) -> Family:
     return Family(summary, make, "texts", "layer", levels, options=("depth", "dim", *sizes))
 
 
 MODELS: dict[str, Family] = {
-    name: Family(f"ResNet of {depth} blocks", functools.partial(_resnet, depth), scaled=True, stem=True, exits=True)
+    name: Family(f"ResNet of {depth} blocks", functools.partial(_resnet, depth), scaled=True, stem=True)
     for name, depth in DEPTHS.items()
 } | {
     "vit-s": _vit_family("ViT-S of 12 blocks, images shown at 224x224", 384, 12, 6, side=224),
     "vit-tiny": _vit_family("ViT-Ti of 12 blocks, images as they are", 192, 12, 3),
-    "tiny-resnet": Family("for tests", _tiny_resnet, scaled=True, exits=True),
+    "tiny-resnet": Family("for tests", _tiny_resnet, scaled=True),
     "tiny-mlp": Family("for tests", _tiny_mlp, scaled=True),
     "tiny-vit": _vit_family("for tests", 32, 4, 4, levels=3),
     "lstm": _text_family("4 stacked LSTM layers", functools.partial(_lstm, 4, 128), 4),
@@ -187,56 +110,56 @@ MODELS: dict[str, Family] = {
 }
 
 
-def find_family(name: str) -> Family:
-    """The model of that name, one of the user's own, or one clear line with the nearest name."""
-    if ":" in name:
-        make = functools.partial(make_custom, name)  # which refuses what it does not know itself
-        return Family("of your own", make, input="any", split=None, levels=None, options=typing.get_args(Size))
-    if name not in MODELS:
-        raise ConfigError(f"model.name: got {name!r}{nearest(name, MODELS)}")
-    return MODELS[name]
+AnyModel = str | Factory | nn.Module | tuple[nn.Module, Layout]
 
 
-Extend = Callable[[nn.Module, Layout], Layout]  # changes a module in place, and gives its new layout
+def find_family(model: AnyModel) -> Family:
+    """The model of a name, or your own: a factory or its name, a module, or a pair of a module and its layout."""
+    if isinstance(model, str) and model in MODELS:
+        return MODELS[model]
+    if isinstance(model, str) and ":" not in model:
+        raise ConfigError(f"model.name: got {model!r}{nearest(model, MODELS)}")
+    if isinstance(model, nn.Module | tuple):
+        module, layout = model if isinstance(model, tuple) else (model, None)
+        if not isinstance(module, nn.Module) or not isinstance(layout, Layout | None):
+            raise ConfigError(f"model: got {model!r:.60}, expected a module, or a pair of a module and its Layout")
+        make: Make = functools.partial(use_module, module, layout)
+    else:
+        name, factory = (model, None) if isinstance(model, str) else (factory_name(model), model)
+        make = functools.partial(make_custom, name, factory)  # which checks the options itself
+    return Family("your own", make, input="any", split=None, levels=None, options=typing.get_args(Size))
 
 
 def make_model(
-    name: str,
-    options: ModelOptions | None = None,
-    *,
-    seed: int = 0,
-    extend: Extend = lambda module, layout: layout,
+    model: AnyModel, options: ModelOptions | None = None, *, seed: int = 0, extend: Extend | None = None
 ) -> Model:
-    """A model of the table, initialised from a seed without touching torch's global random state.
+    """A model of the table or of a factory, initialised from a seed without touching torch's global random state.
 
-    Layers that ``extend`` adds are initialised after all others, which so keep the weights that they have without.
+    Layers that ``extend`` adds are initialised after all others, which keep the weights that they have without it.
     """
-    options, family = options or ModelOptions(), find_family(name)
-    if options.exits and not family.exits:
-        with_exits = ", ".join(other for other, entry in MODELS.items() if entry.exits)
-        raise ConfigError(f"model.name: got {name!r}, expected a model with early exits for this method: {with_exits}")
-    for size in typing.get_args(Size):
-        if getattr(options, size) is not None and size not in family.options:
-            raise ConfigError(f"model.{size}: got {getattr(options, size)}, expected none: {name} has no such option")
-    held = "texts" if options.vocabulary else "images"
-    if family.input not in (held, "any"):
-        fitting = ", ".join(other for other, entry in MODELS.items() if entry.input == held)
-        raise ConfigError(f"model.name: got {name!r}, which reads {family.input}, expected one for {held}: {fitting}")
+    options, family = options or ModelOptions(), find_family(model)
+    if isinstance(model, str) and family.input != "any":
+        _check(model, family, options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module, layout = family.make(options)
-        layout = extend(module, layout)
-    return as_model(module, layout, options)
+        layout = layout if extend is None else extend(module, layout)
+    return as_model(module, layout, options.batch)
 
 
-def as_model(module: nn.Module, layout: Layout, options: ModelOptions) -> Model:
-    """A server model from a module with values, which becomes its template."""
-    initial = clone(module.state_dict())
-    kept = {name: buffer for name, buffer in module.named_buffers() if name not in initial}  # not part of its state
-    module.to("meta")
-    for name, buffer in kept.items():
-        parent, _, child = name.rpartition(".")
-        module.get_submodule(parent).register_buffer(child, buffer, persistent=False)
-    return Model(
-        module, layout, initial, options.shape, torch.long if options.vocabulary else torch.get_default_dtype()
-    )
+def _check(name: str, family: Family, options: ModelOptions) -> None:
+    """Refuses options that a built-in model does not have, and data that it cannot read."""
+    for size in typing.get_args(Size):
+        if getattr(options, size) is not None and size not in family.options:
+            raise ConfigError(f"model.{size}: got {getattr(options, size)}, expected none: {name} has no such option")
+    for key, value in options.options.items():
+        raise ConfigError(f"model.options.{key}: got {value!r}, expected none: {name} has no such option")
+    if not isinstance(options.inputs, tuple | dict) and len(options.shape) == (1 if options.vocabulary else 3):
+        held = "texts" if options.vocabulary else "images"
+        fitting = "one for " + held + ": " + ", ".join(n for n, entry in MODELS.items() if entry.input == held)
+    else:
+        held, fitting = "other", "a model of your own"
+    if family.input != held:
+        raise ConfigError(f"model.name: got {name!r}, which reads {family.input}, expected {fitting}")
+    if not options.classes:
+        raise ConfigError(f"model.name: got {name!r}, expected a model of your own: the number of classes is not known")

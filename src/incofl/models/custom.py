@@ -1,118 +1,89 @@
-"""Models of the user's own, named ``package.module:factory`` in a config."""
+"""Models of your own: what a factory makes, named ``package.module:factory`` in a config."""
 
 import copy
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from incofl.errors import ConfigError, IncoflError, nearest
+from incofl.imports import describe, load_attribute
+from incofl.inputs import Inputs
 from incofl.layout import Layout
+from incofl.models.model import ModelOptions, Shape, shapes_of, try_out
 
-# What a factory may ask for by the names of its parameters; those of the config's model section can be left out there.
+Factory = Callable[..., Any]  # returns a module, or a module and its layout
+
+# The arguments that a factory can ask for by the names of its parameters.
 FROM_DATA = ("shape", "classes", "vocabulary", "sequence")
 FROM_CONFIG = ("width", "depth", "dim", "heads", "patch")
-EXAMPLES = 3  # in the batch that shows what a model does
 
 
-def make_custom(name: str, options: Any) -> tuple[nn.Module, Layout]:
-    """The module that a factory makes, with its layout: the factory's, or an inferred one."""
-    factory = _find(name)
+def make_custom(name: str, factory: Factory | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
+    """The module that a factory makes, and the layout that it returns or an inferred one; ``None``: imports it."""
+    factory = load_attribute(name, "model.name") if factory is None else factory
+    if not callable(factory):
+        raise ConfigError(f"model.name: {name} is of type {type(factory).__name__}, expected a function or class")
     arguments = _arguments(name, factory, options)
     try:
         made = factory(**arguments)
     except IncoflError:
         raise
     except Exception as problem:
-        raise ConfigError(f"model.name: {name} failed: {_words(problem)}") from problem
+        raise ConfigError(f"model.name: {name} failed: {describe(problem)}") from problem
     module, layout = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module) or not isinstance(layout, Layout | None):
         raise ConfigError(
             f"model.name: {name} returned {type(made).__name__}, expected a torch.nn.Module, or one and its Layout"
         )
-    dtype = torch.long if options.vocabulary else torch.get_default_dtype()
-    example = torch.zeros(EXAMPLES, *options.shape, dtype=dtype)
-    _check_output(name, module, example, options)
-    return module, layout or Layout.infer(module, example)
+    check_output(name, module, options.batch, options.output)
+    return module, layout or Layout.infer(module, options.batch)
 
 
-_given: dict[str, Callable[..., Any]] = {}
+def use_module(module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
+    """A copy of a module that was made in Python, and its layout or an inferred one."""
+    check_output(type(module).__name__, module, options.batch, options.output)
+    return copy.deepcopy(module), layout or Layout.infer(module, options.batch)
 
 
-def name_factory(factory: Callable[..., Any]) -> str:
-    """The name by which configs mean a factory, from now on in this process even where it cannot be imported."""
-    name = f"{factory.__module__}:{factory.__qualname__}"
-    _given[name] = factory
-    return name
+def factory_name(factory: Factory) -> str:
+    """The name of a factory, as a config would have it."""
+    return f"{factory.__module__}:{getattr(factory, '__qualname__', type(factory).__name__)}"
 
 
-def _find(name: str) -> Callable[..., Any]:
-    if name in _given:
-        return _given[name]
-    path, _, attribute = name.partition(":")
-    if not path or not attribute.isidentifier():
-        raise ConfigError(f"model.name: got {name!r}, expected package.module:factory")
-    if os.getcwd() not in sys.path:  # as python -m has it; worker processes get the same path
-        sys.path.insert(0, os.getcwd())
+def check_output(name: str, module: nn.Module, example: Inputs, expected: Shape | None) -> None:
+    """Refuses a module that fails on a batch, or whose output has another shape than expected (``None``: any)."""
     try:
-        module = importlib.import_module(path)
+        *_, output = try_out(module, example)
     except Exception as problem:
-        if isinstance(problem, ModuleNotFoundError) and problem.name and f"{path}.".startswith(f"{problem.name}."):
-            raise ConfigError(
-                f"model.name: got {name!r}, but there is no module {problem.name!r} in the current directory or among "
-                "the installed packages"
-            ) from None
-        raise ConfigError(f"model.name: {path} cannot be imported: {_words(problem)}") from problem
-    if not hasattr(module, attribute):
-        names = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
-        raise ConfigError(f"model.name: {path} has no {attribute!r}{nearest(attribute, names)}")
-    factory: Callable[..., nn.Module] = getattr(module, attribute)
-    if not callable(factory):
-        raise ConfigError(f"model.name: {name} is of type {type(factory).__name__}, expected a function or class")
-    return factory
+        raise ConfigError(
+            f"model.name: {name} fails on a batch of shape {shapes_of(example)}: {describe(problem)}"
+        ) from problem
+    got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if expected is not None and got != expected:
+        raise ConfigError(f"model.name: {name} gives {got} for a batch of {expected[0]}, expected logits {expected}")
 
 
-def _arguments(name: str, factory: Callable[..., Any], options: Any) -> dict[str, Any]:
-    """What the factory asks for; nothing that the config says is ignored."""
+def _arguments(name: str, factory: Factory, options: ModelOptions) -> dict[str, Any]:
+    """The arguments that a factory asks for, and the config's ``model.options``; nothing in the config is ignored."""
     try:
         parameters = dict(inspect.signature(factory).parameters)
     except (TypeError, ValueError):
         parameters = {}  # of a class written in C
-    arguments = {}
-    for key in (*FROM_DATA, *FROM_CONFIG):
-        value = getattr(options, key)
-        if key in parameters and value is not None:
-            arguments[key] = value
-        elif key in FROM_CONFIG and key not in parameters and value not in (None, 1.0):
-            raise ConfigError(f"model.{key}: got {value:g}, but {name} has no parameter {key!r}")
-    for key, parameter in parameters.items():
-        required = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        )
-        if required and key not in arguments:
-            hint = f"set model.{key}" if key in FROM_CONFIG else f"expected among {', '.join(FROM_DATA + FROM_CONFIG)}"
-            raise ConfigError(f"model.name: {name} needs {key!r}: {hint}, or give it a default")
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = {key: p for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    given = {key: getattr(options, key) for key in (*FROM_DATA, *FROM_CONFIG)} | {"classes": options.classes or None}
+    for key in FROM_CONFIG:
+        if key not in named and given[key] not in (None, 1.0):
+            raise ConfigError(f"model.{key}: got {given[key]:g}, but {name} has no parameter {key!r}")
+    for key in options.options:
+        if key not in named and not takes_any:
+            hint = nearest(key, named) if named else ""
+            raise ConfigError(f"model.options.{key}: {name} has no parameter {key!r}{hint}")
+    arguments = {key: given[key] for key in named if given.get(key) is not None} | dict(options.options)
+    for key, parameter in named.items():
+        if parameter.default is parameter.empty and key not in arguments:
+            where = f"model.{key}" if key in FROM_CONFIG else f"model.options.{key}"
+            raise ConfigError(f"model.name: {name} needs {key!r}: set {where}, or give it a default")
     return arguments
-
-
-def _check_output(name: str, module: nn.Module, example: Tensor, options: Any) -> None:
-    expected = (EXAMPLES, options.classes, *([example.shape[1]] if options.sequence else []))
-    try:
-        output = copy.deepcopy(module).to("meta").eval()(example.to("meta"))
-    except Exception as problem:
-        raise ConfigError(
-            f"model.name: {name} fails on a batch of shape {tuple(example.shape)}: {_words(problem)}"
-        ) from problem
-    got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if got != expected:
-        raise ConfigError(f"model.name: {name} gives {got} for a batch of {EXAMPLES}, expected logits {expected}")
-
-
-def _words(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())}"

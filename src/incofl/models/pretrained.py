@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from incofl.errors import ConfigError
 from incofl.layout import Layout
-from incofl.models import Model
+from incofl.models.model import Model
 from incofl.models.vit import VisionTransformer
 from incofl.tensors import Tensors, all_finite, clone
 
@@ -31,16 +31,14 @@ COLOURS = 3
 
 
 def with_pretrained(model: Model, where: str) -> Model:
-    """The model with other initial weights: of a file, or of a repository of the Hub such as ``timm/name``."""
+    """The model with the initial weights of a file, or of a repository of the Hub such as ``timm/name``."""
     found = read(locate(where))
     initial = dict(model.initial)
     for name, fresh in model.initial.items():
-        if stays_fresh(name, found, model):
-            continue
-        if name in found:
+        if not stays_fresh(name, found, model):
+            if name not in found:
+                raise ConfigError(f"model.pretrained: {where} lacks {name!r}; does it hold a smaller or another model?")
             initial[name] = fitted(name, found[name], model, where).to(fresh.dtype)
-        else:
-            raise ConfigError(f"model.pretrained: {where} lacks {name!r}; does it hold a smaller or another model?")
     for name in found:
         if name not in initial and not in_deeper_block(name, model.layout):
             raise ConfigError(
@@ -52,7 +50,7 @@ def with_pretrained(model: Model, where: str) -> Model:
 
 
 def locate(where: str) -> Path:
-    """The file; of a repository of the Hub, after downloading it, or from the cache of an earlier download."""
+    """The path of the file; a repository of the Hub is downloaded unless it is in the cache."""
     path = Path(where).expanduser()
     if path.suffix in PICKLED:
         raise ConfigError(
@@ -70,14 +68,13 @@ def locate(where: str) -> Path:
 
 
 def download(name: str) -> Path:
-    """The weights of a repository of the Hub."""
+    """The path of the weights of a repository of the Hub."""
     by_hand = f"; or download {FILE} from huggingface.co/{name} elsewhere and set model.pretrained to that file"
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
-        raise ConfigError(
-            f"model.pretrained: {name!r} is on the Hub, which needs: pip install 'incofl[hub]'{by_hand}"
-        ) from None
+        needs = "is on the Hub, which needs: pip install 'incofl[hub]'"
+        raise ConfigError(f"model.pretrained: {name!r} {needs}{by_hand}") from None
     try:
         return Path(hf_hub_download(name, FILE))
     except Exception as problem:  # of the network, the server, the name or the disk: many types
@@ -96,7 +93,7 @@ def read(path: Path) -> Tensors:
 
 
 def stays_fresh(name: str, found: Tensors, model: Model) -> bool:
-    """Whether an entry keeps its own initial value: of other classes, or missing where a file may lack it."""
+    """Whether an entry keeps its initial value: it has other classes, or a file may lack it and does."""
     layout, fresh = model.layout, model.initial[name]
     per_class = any(axis is not None and axis.name == "classes" for axis in layout.axes[name])
     if name in found:
@@ -106,7 +103,7 @@ def stays_fresh(name: str, found: Tensors, model: Model) -> bool:
 
 
 def fitted(name: str, value: Tensor, model: Model, where: str) -> Tensor:
-    """An entry of the file in the model's shape."""
+    """An entry of the file in the shape that the model needs."""
     shape = model.initial[name].shape
     if name == "pos_embed" and isinstance(model.template, VisionTransformer) and value.dim() == 3:
         value = resize_positions(value, model.template.grid)
@@ -132,10 +129,7 @@ def resize_positions(positions: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def in_deeper_block(name: str, layout: Layout) -> bool:
-    """Whether an entry belongs to a block that a stage has not: ``blocks.9.norm1.weight`` in a model of eight."""
-    for stage in layout.stages:
-        siblings = re.escape(stage[0].rpartition(".")[0])
-        block = re.match(rf"({siblings}\.\d+)\.", name)
-        if block and block[1] not in stage:
-            return True
-    return False
+    """Whether an entry belongs to a block that a stage does not have: ``blocks.9.norm1.weight`` in a model of eight."""
+    siblings = [re.escape(stage[0].rpartition(".")[0]) for stage in layout.stages]
+    found = [re.match(rf"({parent}\.\d+)\.", name) for parent in siblings]
+    return any(block is not None and block[1] not in layout.blocks for block in found)

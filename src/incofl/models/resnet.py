@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from incofl.layout import Axes, Axis, Layout
+from incofl.models.axes import layer_axes
 
 Stem = Literal["imagenet", "small"]
 
@@ -40,11 +41,28 @@ class BasicBlock(nn.Module):
             self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(x + f(x)), with the shortcut projected where the shape changes."""
+        """Computes relu(x + f(x)); the shortcut is projected where the shape changes."""
         out = functional.relu(self.bn1(self.conv1(x)), inplace=True)
         out = self.bn2(self.conv2(out))
         out += x if self.downsample is None else self.downsample(x)
         return functional.relu(out, inplace=True)
+
+
+class ExitHead(nn.Module):
+    """A classifier in the middle of a network: some convolutions, pooling, a linear layer."""
+
+    def __init__(self, channels: int, classes: int, convolutions: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for _ in range(convolutions):
+            layers += [nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
+        self.convs = nn.Sequential(*layers)
+        self.fc = nn.Linear(channels, classes)
+        _initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns class logits."""
+        return self.fc(self.convs(x).mean((2, 3)))
 
 
 class ResNet(nn.Module):
@@ -72,88 +90,48 @@ class ResNet(nn.Module):
             rest = [BasicBlock(outputs, outputs, stride=1) for _ in range(blocks - 1)]
             setattr(self, f"layer{stage}", nn.Sequential(first, *rest))
             inputs = outputs
-        self.stages = len(depth)
+        self.depth, self.widths = depth, widths
         self.fc = nn.Linear(inputs, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    def features(self, x: Tensor) -> Tensor:
-        """The pooled feature vector, before the head."""
-        x = self.maxpool(functional.relu(self.bn1(self.conv1(x)), inplace=True))
-        for stage in range(1, self.stages + 1):
-            x = getattr(self, f"layer{stage}")(x)
-        return x.mean((2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Class logits."""
-        logits: Tensor = self.fc(self.features(x))
-        return logits
-
-
-class ExitHead(nn.Module):
-    """A classifier in the middle of a network: some convolutions, pooling, a linear layer."""
-
-    def __init__(self, channels: int, classes: int, convolutions: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for _ in range(convolutions):
-            layers += [nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
-        self.convs = nn.Sequential(*layers)
-        self.fc = nn.Linear(channels, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Class logits."""
-        logits: Tensor = self.fc(self.convs(x).mean((2, 3)))
-        return logits
-
-
-class ExitResNet(ResNet):
-    """A ResNet with early exits, as ScaleFL trains it; the last exit is the usual head.
-
-    In training it gives the logits of all exits that it has, in evaluation those of the last. Its trunk has the same
-    initial weights as the ResNet without exits.
-    """
-
-    def __init__(
-        self,
-        depth: tuple[int, ...],
-        width: float,
-        channels: int,
-        classes: int,
-        stem: Stem,
-        positions: tuple[int, ...],
-        head_convs: int,
-    ) -> None:
-        super().__init__(depth, width, channels, classes, stem)
-        self.positions = positions
-        self.stage_of = [stage for stage, blocks in enumerate(depth, start=1) for _ in range(blocks)]
-        sizes = [getattr(self, f"layer{self.stage_of[at - 1]}")[0].conv2.out_channels for at in positions[:-1]]
-        self.exits = nn.ModuleList(ExitHead(size, classes, head_convs) for size in sizes)
-
-    def forward(self, x: Tensor) -> Tensor | list[Tensor]:  # type: ignore[override]
-        """Class logits, of every exit in training. A part that a client does not hold is an ``nn.Identity``."""
-        x = self.maxpool(functional.relu(self.bn1(self.conv1(x)), inplace=True))
-        logits: list[Tensor] = []
-        blocks = (block for stage in range(1, self.stages + 1) for block in getattr(self, f"layer{stage}"))
-        for number, block in enumerate(blocks, start=1):
-            x = block(x)
-            if number in self.positions[:-1]:
-                head = self.exits[self.positions.index(number)]
-                if not isinstance(head, nn.Identity) and (self.training or number == self.last_exit):
-                    logits.append(head(x))
-        if not isinstance(self.fc, nn.Identity):
-            logits.append(self.fc(x.mean((2, 3))))
-        return logits if self.training else logits[-1]
+        self.exits = nn.ModuleList()
+        self.exit_positions: tuple[int, ...] = ()  # after how many blocks; the last one is that of the usual head
+        _initialise(self)
 
     @property
-    def last_exit(self) -> int:
-        """After which block the last exit is that this module holds."""
-        heads = [*self.exits, self.fc]
-        return max(at for at, head in zip(self.positions, heads, strict=True) if not isinstance(head, nn.Identity))
+    def stages(self) -> list[nn.Sequential]:
+        """The stages, from shallow to deep."""
+        return [getattr(self, f"layer{stage}") for stage in range(1, len(self.depth) + 1)]
+
+    def add_exits(self, positions: tuple[int, ...], convolutions: int) -> Layout:
+        """Adds early exits after some blocks, as ScaleFL trains them, and returns the new layout.
+
+        The last exit is the usual head. A module with exits returns the logits of all of them in training, and those of
+        the last one that it holds in evaluation.
+        """
+        channels = [width for width, blocks in zip(self.widths, self.depth, strict=True) for _ in range(blocks)]
+        classes = self.fc.out_features
+        self.exit_positions = positions
+        self.exits = nn.ModuleList(ExitHead(channels[at - 1], classes, convolutions) for at in positions[:-1])
+        return resnet_layout(self)
+
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
+        """Returns class logits, in training with early exits a list of them."""
+        heads = zip(self.exit_positions or (sum(self.depth),), (*self.exits, self.fc), strict=True)
+        held = [(at, head) for at, head in heads if not isinstance(head, nn.Identity)]  # which replaces a missing one
+        used = dict(held if self.training else held[-1:])
+        logits: list[Tensor] = []
+        x = self.maxpool(functional.relu(self.bn1(self.conv1(x)), inplace=True))
+        for number, block in enumerate((block for stage in self.stages for block in stage), start=1):
+            x = block(x)
+            if number in used:
+                head = used[number]
+                logits.append(head(x if isinstance(head, ExitHead) else x.mean((2, 3))))
+        return logits if self.training and self.exit_positions else logits[-1]
+
+
+def _initialise(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def resnet_layout(model: ResNet) -> Layout:
@@ -162,56 +140,36 @@ def resnet_layout(model: ResNet) -> Layout:
     The shallow counterpart of every convolution of the later blocks is the second convolution of the first block, as
     in the paper's released code (it is the first of that shape in stages 2 to 4).
     """
-    state = model.state_dict()
-    image = Axis("image", state["conv1.weight"].shape[1], fixed=True)
-    classes = Axis("classes", state["fc.weight"].shape[0], fixed=True)
-    axes: dict[str, Axes] = {}
+    image = Axis("image", model.conv1.in_channels, fixed=True)
+    classes = Axis("classes", model.fc.out_features, fixed=True)
+    stream = Axis("layer1", model.conv1.out_channels)
+    layers: dict[str, Axes] = {"conv1": (stream, image), "bn1": (stream,)}
     shallow: dict[str, str] = {}
     stages: list[list[str]] = []
-
-    def convolution(name: str, outputs: Axis, inputs: Axis) -> None:
-        axes[f"{name}.weight"] = (outputs, inputs, None, None)
-
-    def norm(name: str, channels: Axis) -> None:
-        for entry in ("weight", "bias", "running_mean", "running_var"):
-            axes[f"{name}.{entry}"] = (channels,)
-
-    stream = Axis("layer1", state["conv1.weight"].shape[0])
-    convolution("conv1", stream, image)
-    norm("bn1", stream)
-    for stage in range(1, model.stages + 1):
-        below, stream = stream, Axis(f"layer{stage}", state[f"layer{stage}.0.conv2.weight"].shape[0])
-        blocks = [f"layer{stage}.{b}" for b in range(len(getattr(model, f"layer{stage}")))]
-        stages.append(blocks)
+    streams: list[Axis] = []  # after each block
+    for number, stage in enumerate(model.stages, start=1):
+        below, stream = stream, Axis(f"layer{number}", model.widths[number - 1])
+        blocks = [f"layer{number}.{b}" for b in range(len(stage))]
         for b, block in enumerate(blocks):
             inner = Axis(f"{block}.inner", stream.size)
-            convolution(f"{block}.conv1", inner, below if b == 0 else stream)
-            norm(f"{block}.bn1", inner)
-            convolution(f"{block}.conv2", stream, inner)
-            norm(f"{block}.bn2", stream)
-            if f"{block}.downsample.0.weight" in state:
-                convolution(f"{block}.downsample.0", stream, below)
-                norm(f"{block}.downsample.1", stream)
+            layers |= {f"{block}.conv1": (inner, stream if b else below), f"{block}.bn1": (inner,)}
+            layers |= {f"{block}.conv2": (stream, inner), f"{block}.bn2": (stream,)}
+            if stage[b].downsample is not None:
+                layers |= {f"{block}.downsample.0": (stream, below), f"{block}.downsample.1": (stream,)}
             if b > 0:
-                for conv in ("conv1", "conv2"):
-                    shallow[f"{block}.{conv}.weight"] = f"{blocks[0]}.conv2.weight"
-    axes["fc.weight"] = (classes, stream)
-    axes["fc.bias"] = (classes,)
+                shallow |= {f"{block}.{conv}.weight": f"{blocks[0]}.conv2.weight" for conv in ("conv1", "conv2")}
+            streams.append(stream)
+        stages.append(blocks)
+    layers["fc"] = (classes, stream)
     exits: dict[str, int] = {}
-    if isinstance(model, ExitResNet):
-        for number, position in enumerate(model.positions[:-1]):
-            name = f"exits.{number}"
-            exits[name] = position
-            stage = model.stage_of[position - 1]
-            inputs = Axis(f"layer{stage}", state[f"layer{stage}.0.conv2.weight"].shape[0])
-            head = model.exits[number]
-            assert isinstance(head, ExitHead)
-            for layer in range(0, len(head.convs), 3):
-                outputs = Axis(f"{name}.{layer}", inputs.size)
-                convolution(f"{name}.convs.{layer}", outputs, inputs)
-                norm(f"{name}.convs.{layer + 1}", outputs)
-                inputs = outputs
-            axes[f"{name}.fc.weight"] = (classes, inputs)
-            axes[f"{name}.fc.bias"] = (classes,)
-        exits["fc"] = model.positions[-1]
-    return Layout.of(model, axes, stages, shallow, exits)
+    for number, head in enumerate(model.exits):
+        assert isinstance(head, ExitHead)
+        name, position = f"exits.{number}", model.exit_positions[number]
+        exits[name], outputs = position, streams[position - 1]
+        for layer in range(0, len(head.convs), 3):
+            inputs, outputs = outputs, Axis(f"{name}.{layer}", outputs.size)
+            layers |= {f"{name}.convs.{layer}": (outputs, inputs), f"{name}.convs.{layer + 1}": (outputs,)}
+        layers[f"{name}.fc"] = (classes, outputs)
+    if model.exit_positions:
+        exits["fc"] = model.exit_positions[-1]
+    return Layout.of(model, layer_axes(model, layers), stages, shallow, exits)

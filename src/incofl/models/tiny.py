@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from incofl.layout import Axes, Axis, Layout
+from incofl.models.axes import layer_axes
 
 
 class ResidualBlock(nn.Module):
@@ -18,9 +19,8 @@ class ResidualBlock(nn.Module):
         self.fc2 = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The residual branch added to its input."""
-        out: Tensor = x + self.fc2(functional.relu(self.fc1(self.norm(x))))
-        return out
+        """Adds the residual branch to its input."""
+        return x + self.fc2(functional.relu(self.fc1(self.norm(x))))
 
 
 class ResidualMlp(nn.Module):
@@ -33,35 +33,19 @@ class ResidualMlp(nn.Module):
         self.blocks = nn.Sequential(*[ResidualBlock(hidden) for _ in range(depth)])
         self.head = nn.Linear(hidden, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """The hidden vector, before the head."""
-        out: Tensor = self.blocks(self.stem(x.flatten(1)))
-        return out
-
     def forward(self, x: Tensor) -> Tensor:
-        """Class logits."""
-        logits: Tensor = self.head(self.features(x))
-        return logits
+        """Returns class logits."""
+        return self.head(self.blocks(self.stem(x.flatten(1))))
 
 
 def mlp_layout(model: ResidualMlp) -> Layout:
     """One residual stream, an inner width per block; counterparts are the same weights of the first block."""
     stream = Axis("stream", model.stem.out_features)
     classes = Axis("classes", model.head.out_features, fixed=True)
-    axes: dict[str, Axes] = {
-        "stem.weight": (stream, None),
-        "stem.bias": (stream,),
-        "head.weight": (classes, stream),
-        "head.bias": (classes,),
-    }
-    shallow: dict[str, str] = {}
+    layers: dict[str, Axes] = {"stem": (stream, None), "head": (classes, stream)}
     blocks = [f"blocks.{b}" for b in range(len(model.blocks))]
     for block in blocks:
         inner = Axis(f"{block}.inner", stream.size)
-        for entry in ("weight", "bias", "running_mean", "running_var"):
-            axes[f"{block}.norm.{entry}"] = (stream,)
-        axes |= {f"{block}.fc1.weight": (inner, stream), f"{block}.fc1.bias": (inner,)}
-        axes |= {f"{block}.fc2.weight": (stream, inner), f"{block}.fc2.bias": (stream,)}
-        if block != blocks[0]:
-            shallow |= {f"{block}.{fc}.weight": f"{blocks[0]}.{fc}.weight" for fc in ("fc1", "fc2")}
-    return Layout.of(model, axes, [blocks], shallow)
+        layers |= {f"{block}.norm": (stream,), f"{block}.fc1": (inner, stream), f"{block}.fc2": (stream, inner)}
+    shallow = {f"{block}.{fc}.weight": f"{blocks[0]}.{fc}.weight" for block in blocks[1:] for fc in ("fc1", "fc2")}
+    return Layout.of(model, layer_axes(model, layers), [blocks], shallow)

@@ -1,17 +1,16 @@
 """The block that all transformers here are made of, with timm's parameter names, and its axes."""
 
-from collections.abc import Iterable
-
 from torch import Tensor, nn
 from torch.nn import functional
 
-from incofl.layout import Axes, Axis
+from incofl.layout import Axes, Axis, Layout
+from incofl.models.axes import layer_axes
 
-MLP_RATIO = 4  # hidden channels of a perceptron, for each of the stream
+MLP_RATIO = 4  # hidden channels of a perceptron for each channel of the stream
 
 
 class Attention(nn.Module):
-    """Attention of every token to others; how many heads there are follows from the weights, so heads can be cut."""
+    """Attention of every token to others; the number of heads follows from the weights, so heads can be cut."""
 
     def __init__(self, dim: int, heads: int, head_dim: int) -> None:
         super().__init__()
@@ -20,15 +19,14 @@ class Attention(nn.Module):
         self.proj = nn.Linear(heads * head_dim, dim)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        """softmax(q k' / sqrt(head_dim)) v in each head, and what the heads say together.
+        """Computes softmax(q k' / sqrt(head_dim)) v in each head, and projects all heads.
 
-        Tokens attend to all, to those of a mask (B, 1, 1, length), or, ``causal``, to themselves and those before.
+        Tokens attend to all, to those of a mask (B, 1, 1, length), or if ``causal`` to themselves and those before.
         """
         qkv = self.qkv(x).unflatten(2, (3, -1, self.head_dim))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (batch, head, token, channel)
         heads = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
-        out: Tensor = self.proj(heads.transpose(1, 2).flatten(2))
-        return out
+        return self.proj(heads.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
@@ -40,9 +38,8 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """W2 gelu(W1 x)."""
-        out: Tensor = self.fc2(functional.gelu(self.fc1(x)))
-        return out
+        """Computes W2 gelu(W1 x)."""
+        return self.fc2(functional.gelu(self.fc1(x)))
 
 
 class Block(nn.Module):
@@ -56,34 +53,29 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, hidden)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        """The stream with both added."""
+        """Adds both to the stream."""
         x = x + self.attn(self.norm1(x), mask, causal)
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
+        return x + self.mlp(self.norm2(x))
 
 
-def block_axes(blocks: Iterable[tuple[str, nn.Module]], stream: Axis) -> tuple[dict[str, Axes], dict[str, str]]:
-    """The axes of named blocks, and the shallow counterparts in them.
+def transformer_layout(model: nn.Module, stream: Axis, layers: dict[str, Axes], tokens: dict[str, Axes]) -> Layout:
+    """The layout of a model with one stream through ``blocks``, ``norm`` and ``head``.
 
-    In each block the heads, three times in queries, keys and values, and the channels of the perceptron. The
-    counterpart of the second norm's scale is that of the first norm, as in the paper's released code for ViTs.
+    Each block has axes of its own for the heads and for the perceptron. The counterpart of the second norm's scale is
+    that of the first norm, as in the paper's released code for ViTs. The caller gives the outputs and inputs of other
+    ``layers``, and the axes of ``tokens``, which are parameters outside of layers.
     """
-    axes: dict[str, Axes] = {}
-    shallow: dict[str, str] = {}
-    for name, block in blocks:
+    classes = Axis("classes", len(model.get_parameter("head.bias")), fixed=True)
+    layers = layers | {"norm": (stream,), "head": (classes, stream)}
+    blocks = {f"blocks.{name}": block for name, block in model.get_submodule("blocks").named_children()}
+    for name, block in blocks.items():
         assert isinstance(block, Block)
         unit = block.attn.head_dim
         heads = Axis(f"{name}.heads", block.attn.proj.in_features // unit, unit=unit)
-        stacked = Axis(heads.name, heads.size, copies=3, unit=unit)
+        stacked = Axis(heads.name, heads.size, copies=3, unit=unit)  # queries, keys and values
         hidden = Axis(f"{name}.mlp", block.mlp.fc1.out_features)
-        for layer, outputs, inputs in (
-            ("attn.qkv", stacked, stream),
-            ("attn.proj", stream, heads),
-            ("mlp.fc1", hidden, stream),
-            ("mlp.fc2", stream, hidden),
-        ):
-            axes |= {f"{name}.{layer}.weight": (outputs, inputs), f"{name}.{layer}.bias": (outputs,)}
-        for norm in ("norm1", "norm2"):
-            axes |= {f"{name}.{norm}.weight": (stream,), f"{name}.{norm}.bias": (stream,)}
-        shallow[f"{name}.norm2.weight"] = f"{name}.norm1.weight"
-    return axes, shallow
+        layers |= {f"{name}.attn.qkv": (stacked, stream), f"{name}.attn.proj": (stream, heads)}
+        layers |= {f"{name}.mlp.fc1": (hidden, stream), f"{name}.mlp.fc2": (stream, hidden)}
+        layers |= {f"{name}.norm1": (stream,), f"{name}.norm2": (stream,)}
+    shallow = {f"{name}.norm2.weight": f"{name}.norm1.weight" for name in blocks}
+    return Layout.of(model, layer_axes(model, layers) | tokens, [blocks], shallow)

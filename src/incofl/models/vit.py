@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from incofl.errors import ConfigError
 from incofl.layout import Axes, Axis, Layout
-from incofl.models.transformer import MLP_RATIO, Block, block_axes
+from incofl.models.transformer import MLP_RATIO, Block, transformer_layout
 
 NORM_EPS = 1e-6  # timm's
 
@@ -25,22 +25,13 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) to (batch, patches, dim)."""
-        tokens: Tensor = self.proj(x).flatten(2).transpose(1, 2)
-        return tokens
+        return self.proj(x).flatten(2).transpose(1, 2)
 
 
 class VisionTransformer(nn.Module):
     """Tokens of patches and a class token, positions added, equal blocks, a linear head on the class token.
 
-    Args:
-        shape: channels, height and width of an image.
-        classes: how many.
-        patch: side of a patch in pixels.
-        dim: width of the residual stream.
-        depth: blocks.
-        heads: of each attention.
-        head_dim: channels of a head; left out, the heads share the stream.
-        hidden: of each perceptron; left out, four times the stream.
+    Unless ``head_dim`` and ``hidden`` say otherwise, the heads share the stream and perceptrons are four times as wide.
     """
 
     def __init__(
@@ -72,17 +63,11 @@ class VisionTransformer(nn.Module):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
 
-    def features(self, x: Tensor) -> Tensor:
-        """The class token after the last block, before the head."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns class logits."""
         tokens = self.patch_embed(x)
         stream = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], dim=1) + self.pos_embed
-        out: Tensor = self.norm(self.blocks(stream))[:, 0]
-        return out
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Class logits."""
-        logits: Tensor = self.head(self.features(x))
-        return logits
+        return self.head(self.norm(self.blocks(stream))[:, 0])
 
 
 def default_patch(shape: tuple[int, ...]) -> int:
@@ -110,18 +95,6 @@ def _divisors(side: int) -> list[int]:
 
 def vit_layout(model: VisionTransformer) -> Layout:
     """One residual stream through all blocks."""
-    stream = Axis("stream", model.norm.weight.shape[0])
-    classes = Axis("classes", model.head.out_features, fixed=True)
-    axes: dict[str, Axes] = {
-        "cls_token": (None, None, stream),
-        "pos_embed": (None, None, stream),
-        "patch_embed.proj.weight": (stream, None, None, None),
-        "patch_embed.proj.bias": (stream,),
-        "norm.weight": (stream,),
-        "norm.bias": (stream,),
-        "head.weight": (classes, stream),
-        "head.bias": (classes,),
-    }
-    blocks = {f"blocks.{name}": block for name, block in model.blocks.named_children()}
-    of_blocks, shallow = block_axes(blocks.items(), stream)
-    return Layout.of(model, axes | of_blocks, [blocks], shallow)
+    stream = Axis("stream", model.head.in_features)
+    tokens: dict[str, Axes] = {"cls_token": (None, None, stream), "pos_embed": (None, None, stream)}
+    return transformer_layout(model, stream, {"patch_embed.proj": (stream, None)}, tokens)

@@ -8,9 +8,9 @@ from operator import methodcaller
 from statistics import fmean, median
 from typing import Any, Literal
 
-from incofl.engine.records import Row
+from incofl.costs import human
+from incofl.engine.run_folder import Row
 from incofl.report.runs import Group, Points, ReportedRun, Sizes, Value, interval
-from incofl.resources import human
 
 ValueOf = Callable[[ReportedRun], Value]
 Unit = Literal["number", "percent", "bytes"]

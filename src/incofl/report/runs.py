@@ -9,11 +9,11 @@ from typing import Any
 
 from incofl.analysis.runs import RecordedRun, by_seed, find_runs
 from incofl.config import Config
+from incofl.costs import Cost, costs
 from incofl.engine.build import build_method, build_model, build_splitter, client_levels
 from incofl.engine.federation import clients_by_level
-from incofl.engine.records import Row, last_ten, summarise
+from incofl.engine.run_folder import Row, last_ten, summarise
 from incofl.errors import IncoflError
-from incofl.resources import Cost, costs
 from incofl.statistics import mean_and_half_width
 
 Value = Callable[[Row], float | None]

@@ -8,9 +8,9 @@ from typing import Any
 
 from incofl.analysis.runs import plain
 from incofl.config import Config
+from incofl.costs import human
 from incofl.report.figures import NONE, say
 from incofl.report.runs import Group, ReportedRun, Sizes, interval
-from incofl.resources import human
 
 LINES, WHOLE = 200, 40  # longer tables are cut, and say so; longer than the second they scroll
 ACCURACIES = {"accuracy": "last", "accuracy_last_ten": "last ten", "accuracy_best": "best"}

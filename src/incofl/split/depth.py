@@ -4,11 +4,9 @@ A depth is written as the number of blocks kept in each stage, always the first 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from incofl.errors import LayoutError
 from incofl.layout import Layout
-from incofl.split.slice import Slice, cut
 
 Depth = tuple[int, ...]
 
@@ -82,19 +80,7 @@ def layer_depths(layout: Layout, count: int) -> list[Depth]:
 
 
 def num_depths(layout: Layout, kind: str) -> int:
-    """How many levels a model can have by stage or layer splitting."""
+    """Largest number of levels that stage or layer splitting can give a model."""
     if not layout.depth:
         return 1
     return layout.depth[-1] if kind == "layer" else 1 + sum(size - 1 for size in layout.depth)
-
-
-@dataclass(frozen=True)
-class DepthSplitter:
-    """A client of level ``l`` keeps the first ``depths[l]`` blocks of each stage, at full width."""
-
-    depths: tuple[Depth, ...]
-    moves: bool = False
-
-    def slice(self, layout: Layout, level: int, round: int) -> Slice:
-        """The slice of a level; depth splitting is the same in every round."""
-        return cut(layout, kept_blocks(layout, self.depths[level]))

@@ -21,11 +21,13 @@ WHOLE = slice(None)
 class Slice:
     """Index maps for each tensor that a client holds; a name that is absent is not held.
 
-    ``take`` and ``put`` are adjoint: ``<take(x), y> = <x, put(y)>``.
+    ``take`` and ``put`` are adjoint: ``<take(x), y> = <x, put(y)>``. Names in ``frozen`` are held but never change:
+    they are no part of an update, an upload or a round's traffic.
     """
 
     index: Mapping[str, tuple[Index, ...]]
     shapes: Mapping[str, tuple[int, ...]]
+    frozen: frozenset[str] = frozenset()
 
     def take(self, full: Mapping[str, Tensor]) -> Tensors:
         """Cuts this part out of a server-sized state; the result shares no memory with it."""
@@ -71,8 +73,8 @@ class Slice:
         return frozenset(name for name, at in self.index.items() if not any(map(cuts, at)))
 
     def check(self, part: Mapping[str, Tensor], who: str) -> None:
-        """Refuses a part whose names or shapes are not exactly those of this slice."""
-        if odd := part.keys() ^ self.index.keys():
+        """Refuses a part whose names or shapes are not exactly those of this slice without what is frozen."""
+        if odd := part.keys() ^ (self.index.keys() - self.frozen):
             name = min(odd)
             raise UploadError(f"{who}: {name!r} is {'not in its slice' if name in part else 'missing'}")
         for name, value in part.items():
@@ -83,12 +85,13 @@ class Slice:
                 )
 
     def num_bytes(self, full: Mapping[str, Tensor]) -> int:
-        """Bytes of this part of a server-sized state, as they would cross a network uncompressed."""
-        return sum(math.prod(shape) * full[name].element_size() for name, shape in self.shapes.items() if name in full)
+        """Bytes of this part of a server-sized state that cross the network in a round, uncompressed."""
+        sent = [name for name in self.shapes if name in full and name not in self.frozen]
+        return sum(math.prod(self.shapes[name]) * full[name].element_size() for name in sent)
 
     @property
     def num_elements(self) -> int:
-        """How many scalars this slice holds, buffers included."""
+        """Number of scalars in this slice, buffers included."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
 
@@ -107,7 +110,7 @@ def cut(layout: Layout, blocks: Collection[str], keep: Mapping[str, Index] | Non
             at = tuple(WHOLE if axis is None else positions(axis, keep.get(axis.name, WHOLE)) for axis in axes)
             index[name] = at
             shapes[name] = tuple(_length(i, n) for i, n in zip(at, layout.shapes[name], strict=True))
-    return Slice(index, shapes)
+    return Slice(index, shapes, layout.frozen & index.keys())
 
 
 def positions(axis: Axis, units: Index) -> Index:

@@ -1,6 +1,6 @@
-"""The module a client trains: the server's module with blocks left out and tensors cut to its slice.
+"""The module that a client trains: the server's module with blocks left out and tensors cut to its slice.
 
-Nothing here knows an architecture: a model that has a Layout can be split.
+Nothing here knows an architecture: any model with a Layout can be split.
 """
 
 import copy
@@ -13,38 +13,39 @@ from incofl.split.slice import Slice
 
 
 class Skip(nn.Identity):
-    """Stands where a block was left out: gives its first input back, whatever else the block would have got."""
+    """Takes the place of a block that was left out: returns its first input and ignores the others."""
 
     def forward(self, input: Tensor, *others: object, **options: object) -> Tensor:
-        """The input."""
+        """Returns the input."""
         return input
 
 
-def submodel(template: nn.Module, layout: Layout, piece: Slice) -> nn.Module:
+def submodel(template: nn.Module, layout: Layout, slice_: Slice) -> nn.Module:
     """A module of the slice's shape, with undefined values; load a state of the slice before using it.
 
     The template may live on the meta device, where it costs nothing. Buffers that are no part of its state, such as
     fixed position encodings, are kept as they are.
     """
     model = copy.deepcopy(template)
-    held = {layout.block_of[name] for name in piece.index}
+    held = {layout.block_of[name] for name in slice_.index}
     for block in (*layout.blocks, *layout.exits):
         if block not in held:
             parent, _, child = block.rpartition(".")
             setattr(model.get_submodule(parent), child, Skip())  # keeps the names of the blocks around it
     for prefix, module in model.named_modules():
-        _shrink(module, prefix + "." if prefix else "", piece)
+        _shrink(module, prefix + "." if prefix else "", slice_)
     return model
 
 
-def _shrink(module: nn.Module, prefix: str, piece: Slice) -> None:
+def _shrink(module: nn.Module, prefix: str, slice_: Slice) -> None:
     for name, parameter in list(module.named_parameters(recurse=False)):
         # By assignment: recurrent layers keep a list of their weights, which follows it.
-        setattr(module, name, nn.Parameter(torch.empty(piece.shapes[prefix + name], dtype=parameter.dtype)))
+        empty = torch.empty(slice_.shapes[prefix + name], dtype=parameter.dtype)
+        setattr(module, name, nn.Parameter(empty, requires_grad=parameter.requires_grad))
     for name, buffer in list(module.named_buffers(recurse=False)):
-        if prefix + name in piece.shapes:
-            module.register_buffer(name, torch.zeros(piece.shapes[prefix + name], dtype=buffer.dtype))
-    # The sizes that modules remember besides their tensors; some compute with them.
+        if prefix + name in slice_.shapes:
+            module.register_buffer(name, torch.zeros(slice_.shapes[prefix + name], dtype=buffer.dtype))
+    # Some modules compute with the sizes that they keep beside their tensors.
     match module:
         case nn.modules.conv._ConvTransposeNd():
             module.in_channels, module.out_channels = module.weight.shape[0], module.weight.shape[1] * module.groups

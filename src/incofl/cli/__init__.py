@@ -1,0 +1,69 @@
+"""The command line. Exit codes: 0 done, 2 bad input (one line on stderr), 130 interrupted with all rounds saved.
+
+Commands import what they need when they are called, so that help and lists answer at once.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+from click import ClickException
+
+import incofl
+from incofl.cli.analyze import analyze
+from incofl.cli.arguments import show_help
+from incofl.cli.compare import compare
+from incofl.cli.data import data_app
+from incofl.cli.flower import flower_app
+from incofl.cli.list import list_
+from incofl.cli.plan import plan
+from incofl.cli.report import report
+from incofl.cli.reproduce import reproduce
+from incofl.cli.run import run
+from incofl.errors import IncoflError
+
+typer.core.HAS_RICH = False  # else brackets in help texts are escaped for rich even where its markup is off
+app = typer.Typer(
+    help="Federated learning with clients of unequal size. Start with: incofl run demo",
+    add_completion=False,
+    suggest_commands=False,  # click does it
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for command in (run, compare, plan, analyze, report, reproduce):
+    app.command()(command)
+app.command("list")(list_)
+app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"incofl {incofl.__version__}")
+    else:
+        show_help(context)
+
+
+def main() -> None:
+    """Runs the command line; what the user can fix is said in one line, without a traceback."""
+    try:
+        code = app(standalone_mode=False)
+    except IncoflError as problem:
+        code = _complain(str(problem))
+    except ClickException as problem:
+        code = _complain(problem.format_message())
+    except OSError as problem:  # an unreadable file, a full disk
+        code = _complain(f"{problem.filename or 'input or output'}: {problem.strerror or problem}")
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def _complain(message: str) -> int:
+    """Prints one line, also where the message of a library has several."""
+    typer.echo(f"incofl: {' '.join(message.split())}", err=True)
+    return 2

@@ -1,0 +1,72 @@
+"""Arguments that several commands share, and how they are read."""
+
+import contextlib
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from incofl.errors import ConfigError
+
+Config = Annotated[
+    str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset (incofl list presets).")
+]
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some (incofl compare).")
+]
+Method = Annotated[str | None, typer.Option("--method", "-m", metavar="M", help="Method (incofl list methods).")]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", metavar="M", help="Model (incofl list models), or your own as package.module:factory."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one config key, e.g. data.alpha=0.1; repeatable."),
+]
+Devices = Annotated[
+    Path | None,
+    typer.Option("--devices", metavar="FILE", help="Device classes: each gets the largest level within its limits."),
+]
+IgnoreLimits = Annotated[
+    bool, typer.Option("--ignore-limits", help="Let a method such as alllarge exceed the limits of devices.")
+]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each with one worker.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")]
+
+
+def overrides(set_: list[str] | None, **names: str | None) -> list[str]:
+    """Returns the overrides of ``--set``, and those of options that name a method, model or data set."""
+    keys = {"method": "method", "model": "model.name", "data": "data.name"}
+    return [*(set_ or []), *(f"{keys[name]}={json.dumps(value)}" for name, value in names.items() if value is not None)]
+
+
+def words(text: str) -> list[str]:
+    """Splits A,B,... into different words."""
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def seeds(text: str) -> list[int]:
+    """Reads the option --seeds."""
+    if not words(text) or not all(word.isdecimal() for word in map(str.strip, text.split(","))):
+        raise ConfigError(f"--seeds: got {text!r}, expected whole numbers >= 0 such as 0,1,2")
+    return list(map(int, words(text)))
+
+
+def show_help(context: typer.Context) -> None:
+    """Prints the help of a group that is called without a command."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@contextlib.contextmanager
+def interruptible(advice: Callable[[], str]) -> Iterator[None]:
+    """Turns Ctrl-C and a polite kill into one line and exit code 130."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"incofl: interrupted; {advice()}", err=True)
+        raise typer.Exit(130) from None

@@ -1,0 +1,175 @@
+"""What a person sees: the progress of runs, plain lines where there is no terminal, and tables."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from incofl.config import Config
+from incofl.costs import human
+from incofl.engine.build import split_kind
+from incofl.engine.federation import Federation
+from incofl.engine.run_folder import Row
+
+# Columns that a narrow terminal can do without, the first to be left out first.
+OPTIONAL = ("level ", "last round", "wins")
+
+
+def make_console() -> Console:
+    """Returns a console on which tables keep their full width when they go to a file or a pipe."""
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=160)
+
+
+class RunDisplay:
+    """Shows one run or several: bars with the time left on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console, *, runs: int = 1, quiet: bool = False) -> None:
+        self._console, self._quiet, self._runs, self._begun = console, quiet, runs, 0
+        self._live = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._all = self._live.add_task("runs   ", total=runs, note="", visible=runs > 1)
+        self._rounds = self._live.add_task("rounds ", total=None, note="")
+        self._clients = self._live.add_task("clients", total=None, note="", visible=runs == 1)
+        self._total, self._metric = 0, "accuracy"
+        self.federation: Federation | None = None
+
+    def __enter__(self) -> "RunDisplay":
+        self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def watch(self, arm: tuple[str, int]) -> "RunDisplay":
+        """Announces one of several runs, and shows its progress."""
+        self._begun += 1
+        name = f"{arm[0]}, seed {arm[1]}"
+        self._live.update(self._all, completed=self._begun - 1, note=name)
+        if not self._console.is_terminal:
+            self._print(f"run {self._begun}/{self._runs}: {name}")
+        return self
+
+    def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
+        """Says what is about to run."""
+        self.federation, self._total, self._metric = federation, config.rounds, federation.task.first
+        note = self._note(rows[-1]) if rows else ""
+        self._live.update(self._rounds, total=config.rounds, completed=len(rows), note=note)
+        self._live.update(self._clients, total=config.cohort_size, completed=0)
+        if self._runs > 1:
+            return
+        kind, whole = split_kind(config, federation.model.layout), federation.model.layout.kept_whole
+        self._print(
+            f"{config.method} on {config.data.name}: {config.model.name} at width {config.model.width:g}, "
+            f"{kind} splitting into {len(federation.splitter.depths)} levels, "
+            f"{config.data.clients} clients, {config.cohort_size} a round, {config.rounds} rounds, seed {config.seed}"
+        )
+        if rows:
+            self._print(f"resumed after round {len(rows)}")
+        if kind == "hetero" and whole:
+            self._print(f"{len(whole)} axes are held whole by every level; incofl plan says which and why")
+
+    def uploaded(self, client: int) -> None:
+        """Counts a client of the current round."""
+        self._live.advance(self._clients)
+        if self._live.tasks[self._clients].finished:
+            self._live.update(self._clients, note="aggregating, evaluating")
+
+    def finished_round(self, row: Row) -> None:
+        """Counts a round."""
+        self._live.update(self._rounds, completed=row["round"], note=self._note(row))
+        self._live.update(self._clients, completed=0, note="")
+        self._live.refresh()  # every round is seen, however short
+        if self._runs > 1:
+            return
+        if not self._console.is_terminal or row["rejected"]:
+            count = f"{row['round']:>{len(str(self._total))}}/{self._total}"
+            self._print(f"round {count}  {self._note(row)}  {row['seconds']:.1f} s")
+        for refusal in row["rejected"]:
+            self._print(f"  rejected: {refusal['reason']}")
+
+    def _note(self, row: Row) -> str:
+        loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
+        return loss if row["accuracy"] is None else f"{self._metric} {row['accuracy']:.3f}  {loss}"
+
+    def _print(self, line: str) -> None:
+        if not self._quiet:
+            self._console.print(line, soft_wrap=True)
+
+
+def print_table(console: Console, lines: Sequence[Sequence[str]], title: str = "") -> None:
+    """Prints a table, headings first. In a narrow terminal text wraps and some columns are left out; no word is cut."""
+    columns = list(zip(*lines, strict=True))
+    for optional in OPTIONAL:
+        if _width(map(_narrowest, columns)) > console.width:
+            columns = [column for column in columns if not column[0].startswith(optional)]
+    widths = [max(map(len, column)) for column in columns]
+    while _width(widths) > console.width:
+        slack = [width if width > _narrowest(column) else 0 for width, column in zip(widths, columns, strict=True)]
+        if not any(slack):
+            break
+        widths[slack.index(max(slack))] -= 1
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for (heading, *cells), width in zip(columns, widths, strict=True):
+        table.add_column(heading, justify="left" if _is_text(cells) else "right", width=width)
+    for row in zip(*(column[1:] for column in columns), strict=True):
+        table.add_row(*row)
+    console.print(table, width=max(console.width, _width(widths)), crop=False)
+    if left_out := [heading for heading in lines[0] if heading not in [column[0] for column in columns]]:
+        console.print(f"left out, the terminal is too narrow: {', '.join(left_out)}", soft_wrap=True)
+
+
+def _width(widths: Iterable[int]) -> int:
+    """Returns the width of a table: two edges, three characters between columns."""
+    found = list(widths)
+    return sum(found) + 3 * len(found) - 1
+
+
+def _narrowest(column: Sequence[str]) -> int:
+    """Returns the width below which a word or a number of a column would be cut."""
+    heading, *cells = column
+    parts = [*heading.split(), *(word for cell in cells for word in (cell.split() if _is_text(cells) else [cell]))]
+    return max(map(len, parts), default=0)
+
+
+def _is_text(cells: Sequence[str]) -> bool:
+    return any(cell[:1].isalpha() for cell in cells)
+
+
+def result_lines(
+    federation: Federation, rows: list[Row], summary: Mapping[str, Any], *, ascii_only: bool = False
+) -> list[list[str]]:
+    """Returns a table of the metric by level at the last evaluation, with what each level is, headings first."""
+    evaluated = [row for row in rows if row["accuracy"] is not None]
+    shown = evaluated[:: max(1, -(-len(evaluated) // 16))]  # the table fits a terminal of 80 columns
+    highest = max([1.0, *(value for row in shown for value in row["accuracy_by_level"] if value is not None)])
+    lines = [["level", "blocks", "width", "parameters", "clients", summary["metric"], "rounds"]]
+    for position, level in enumerate(summary["levels"]):
+        cost, clients = federation.costs[level], federation.clients_by_level[level]
+        size = [" ".join(map(str, cost.blocks)), f"{cost.width:g}", human(cost.parameters), str(clients)]
+        curve = sparkline([row["accuracy_by_level"][position] for row in shown], highest, ascii_only)
+        lines.append([str(level), *size, _metric(evaluated and summary["accuracy_by_level"][position]), curve])
+    curve = sparkline([row["accuracy"] for row in shown], highest, ascii_only)
+    return [*lines, ["mean", "", "", "", "", _metric(evaluated and summary["accuracy"]), curve]]
+
+
+def _metric(value: float | list[Row] | None) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else "-"
+
+
+def sparkline(values: Sequence[float | None], highest: float = 1.0, ascii_only: bool = False) -> str:
+    """Draws a curve of values between 0 and the highest as one line of text."""
+    bars = "_.:-=+*#@" if ascii_only else " ▁▂▃▄▅▆▇█"
+    steps = [max(0.0, min(1.0, (value or 0.0) / highest)) for value in values]
+    return "".join(bars[round(step * (len(bars) - 1))] for step in steps)

@@ -1,0 +1,262 @@
+"""What a sub-model costs, R(M), and the largest one that a device can afford: R(M_i) <= R_i.
+
+A fleet is a TOML file of device classes; a limit that is left out does not apply:
+
+    [[device]]
+    name = "phone"
+    count = 60
+    memory = "64 MB"         # for training
+    compute = "30 MMAC"      # multiply-accumulates per example, forward
+    bandwidth = "50 MB"      # per round, down and up together
+"""
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from incofl.client import LocalSettings
+from incofl.config import read_toml
+from incofl.errors import ConfigError, nearest
+from incofl.inputs import Inputs, call
+from incofl.method import Method
+from incofl.models import Model
+from incofl.server import Server
+from incofl.split import Slice, Splitter, submodel
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The resources that one level's sub-model needs.
+
+    Attributes:
+        level: 0 is the smallest.
+        blocks: blocks kept in each stage.
+        width: share of the server model's channels that is kept.
+        parameters: number of trained scalars.
+        macs: multiply-accumulates of convolutions and matrix products in the forward pass of one example; a training
+            step costs about three times as much.
+        bytes_down: bytes that a client receives per round: parameters, buffers, and what the method adds.
+        bytes_up: bytes that it sends.
+        memory: estimated peak of training in bytes: weights, received weights, gradients, optimiser state, what the
+            method holds in addition (``ClientRule.held``), and the activations that the backward pass of one batch
+            needs; without the framework itself.
+    """
+
+    level: int
+    blocks: tuple[int, ...]
+    width: float
+    parameters: int
+    macs: int
+    bytes_down: int
+    bytes_up: int
+    memory: int
+
+
+PLAIN = Method("plain")
+
+
+def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
+    """Returns the cost of each level, smallest first."""
+    found = []
+    for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
+        slice_ = splitter.slice(model.layout, level, 0)
+        module = submodel(model.template, model.layout, slice_).to("meta")
+        unroll(module)
+        parameters = sum(math.prod(slice_.shapes[name]) for name in model.layout.parameters & slice_.shapes.keys())
+        transfer, overhead = slice_.num_bytes(model.initial), method_overhead(model, slice_, level, method)
+        # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
+        copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
+        frozen = sum(math.prod(slice_.shapes[name]) for name in slice_.frozen)
+        activations = activation_bytes(module, model.example(settings.batch_size))
+        cost = Cost(
+            level=level,
+            blocks=depth,
+            width=width,
+            parameters=parameters,
+            macs=count_macs(module, model.example(1)),
+            bytes_down=transfer + overhead.received,
+            bytes_up=transfer + overhead.uploaded,
+            memory=4 * (copies * parameters + frozen) + activations + overhead.held,
+        )
+        found.append(cost)
+    return found
+
+
+@dataclass(frozen=True)
+class MethodOverhead:
+    """Bytes that a client of one level receives, uploads and holds in addition to its model."""
+
+    received: int
+    uploaded: int
+    held: int
+
+
+def method_overhead(model: Model, slice_: Slice, level: int, method: Method) -> MethodOverhead:
+    """Returns what a method adds to the model, computed from shapes alone."""
+    layout, client = model.layout, method.client
+    state = {name: value.to("meta") for name, value in model.initial.items()}
+    with torch.device("meta"):
+        server = method.server.start(Server(layout, state, population={level: (slice_, 1)}))
+        sent = method.server.extra_for_client(server, level)
+    uploaded, *held = (
+        slice_.num_bytes({name: state[name] for name in names})
+        for names in (client.extra(layout), *client.held(layout))
+    )
+    return MethodOverhead(slice_.num_bytes(sent), uploaded, sum(held))
+
+
+def count_macs(module: nn.Module, example: Inputs) -> int:
+    """Counts the multiply-accumulates of convolutions and matrix products, attention included, in one forward pass."""
+    module.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        call(module, example)
+    return int(counter.get_total_flops()) // 2  # a multiplication and an addition each
+
+
+def unroll(module: nn.Module) -> None:
+    """Makes the LSTMs of a module on the meta device compute all positions at once: there only shapes matter."""
+    for layer in module.modules():
+        if isinstance(layer, nn.LSTM) and not layer.bidirectional and not layer.proj_size:
+            layer.forward = functools.partial(_all_positions, layer)  # type: ignore[method-assign, assignment]
+
+
+def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    time = x.dim() - 2 if layer.batch_first else 0
+    states, cells = [], []
+    for number in range(layer.num_layers):
+        w_x, w_h, *biases = layer.all_weights[number]
+        before = x.new_empty(*x.shape[:-1], layer.hidden_size)
+        gates = functional.linear(x, w_x, *biases[:1]) + functional.linear(before, w_h, *biases[1:])
+        i, f, g, o = gates.chunk(4, -1)
+        c = f.sigmoid() * torch.empty_like(before) + i.sigmoid() * g.tanh()
+        x = o.sigmoid() * c.tanh()
+        states.append(x.select(time, -1))
+        cells.append(c.select(time, -1))
+    return x, (torch.stack(states), torch.stack(cells))
+
+
+def activation_bytes(module: nn.Module, batch: Inputs) -> int:
+    """Counts the bytes that autograd keeps for the backward pass of one batch, without the parameters."""
+    own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    kept: dict[int, Tensor] = {}  # as long as a tensor is held, the address of its storage is not used again
+
+    def pack(tensor: Tensor) -> Tensor:
+        if (key := tensor.untyped_storage()._cdata) not in own:
+            kept[key] = tensor
+        return tensor
+
+    module.train()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        call(module, batch)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+# The limits of a device, each with the units in which it can be written.
+_UNITS = {"memory": ("B",), "compute": ("MAC", "MACs"), "bandwidth": ("B",)}
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """A kind of client device with its limits R_i; ``None`` is no limit.
+
+    Attributes:
+        name: name in tables and messages.
+        count: number of clients of this class.
+        memory: bytes for training, compared with ``Cost.memory``.
+        compute: multiply-accumulates per example, compared with ``Cost.macs``.
+        bandwidth: bytes per round, compared with ``Cost.bytes_down + Cost.bytes_up``.
+    """
+
+    name: str
+    count: int
+    memory: int | None = None
+    compute: int | None = None
+    bandwidth: int | None = None
+
+    def exceeded(self, cost: Cost) -> list[str]:
+        """Returns the limits that a sub-model exceeds, in words; none if R(M) <= R_i."""
+        needs = {"memory": cost.memory, "compute": cost.macs, "bandwidth": cost.bytes_down + cost.bytes_up}
+        return [
+            f"{resource} {human(need, unit)}, has {human(limit, unit)}"
+            for (resource, need), (unit, *_) in zip(needs.items(), _UNITS.values(), strict=True)
+            if (limit := getattr(self, resource)) is not None and need > limit
+        ]
+
+
+def assign(devices: list[DeviceClass], levels: list[Cost]) -> list[int]:
+    """Returns for each device class the level of the largest sub-model within all its limits.
+
+    Raises:
+        ConfigError: not even the smallest sub-model fits.
+    """
+    chosen = []
+    for device in devices:
+        fitting = [cost for cost in levels if not device.exceeded(cost)]
+        if not fitting:
+            raise ConfigError(
+                f"device class {device.name!r}: no level fits; the smallest (level 0) needs "
+                f"{'; '.join(device.exceeded(levels[0]))}. Add a smaller level (split.levels) or raise the limit"
+            )
+        chosen.append(max(fitting, key=lambda cost: (cost.parameters, cost.level)).level)
+    return chosen
+
+
+def load_devices(path: Path) -> list[DeviceClass]:
+    """Reads the device classes of a TOML file."""
+    tree = read_toml(path)
+    entries = tree.get("device")
+    if isinstance(entries, dict):
+        raise ConfigError(f"{path}: got a table [device], expected an array of tables: write [[device]]")
+    if set(tree) != {"device"} or not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{path}: expected [[device]] tables and nothing else, got {sorted(tree) or 'an empty file'}")
+    return [_device(entry, f"{path}: device {number}") for number, entry in enumerate(entries, start=1)]
+
+
+def _device(entry: Any, where: str) -> DeviceClass:
+    keys = ("name", "count", *_UNITS)
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: got {entry!r}, expected a [[device]] table")
+    for key in entry:
+        if key not in keys:
+            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, keys)}")
+    name, count = entry.get("name"), entry.get("count")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{where}: name: got {name!r}, expected a string")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(f"{where} ({name}): count: got {count!r}, expected a whole number >= 1")
+    return DeviceClass(name, count, **read_limits(entry, f"{where} ({name})"))
+
+
+def read_limits(entry: Mapping[str, Any], where: str) -> dict[str, int]:
+    """Returns the limits among some values as numbers of bytes and multiply-accumulates."""
+    return {key: parse_quantity(entry[key], f"{where}: {key}", units) for key, units in _UNITS.items() if key in entry}
+
+
+_SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+
+
+def human(value: float, unit: str = "") -> str:
+    """Writes a number with a decimal prefix: 4910922 -> ``4.91 M``."""
+    prefix, scale = next((entry for entry in _SCALES.items() if abs(value) >= entry[1]), ("", 1.0))
+    return f"{value / scale:{'.3g' if prefix else 'g'}} {prefix}{unit}".strip()
+
+
+def parse_quantity(value: object, what: str, units: tuple[str, ...]) -> int:
+    """Reads a number with a unit and perhaps a decimal prefix: ``"200 MB"``, ``"20 MMAC"``."""
+    pattern = rf"(\d+\.?\d*)\s*([kmgt]?)({'|'.join(units)})?"
+    parts = re.fullmatch(pattern, str(value).strip(), re.IGNORECASE)
+    scales = {prefix.lower(): scale for prefix, scale in _SCALES.items()}
+    number = float(parts[1]) * scales[parts[2].lower()] if parts else 0.0
+    if parts is None or parts[3] is None or not 0 < number < math.inf:
+        example = human(number, units[0]) if number >= 1e4 else f"{number or 10:g} M{units[0]}"
+        raise ConfigError(f'{what}: got {value!r}, expected a number > 0 with its unit: write "{example}"')
+    return int(number)

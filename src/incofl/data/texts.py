@@ -1,0 +1,168 @@
+"""Readers of text data sets: Shakespeare character by character, sentiment (SST-2 and IMDb) word by word."""
+
+import itertools
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from incofl.data.cache import Pair, find
+from incofl.data.dataset import Examples
+from incofl.errors import DataError
+
+Labelled = Sequence[tuple[str, int]]  # texts of class 0 or 1
+
+WINDOW = 80  # characters of an example
+TEST_SHARE = 5  # the last fifth of a role's windows
+LEAST_WINDOWS = 2  # to train on: a batch of a single example is never used
+CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # printable ASCII
+CHARACTER_TOKENS = 1 + len(CHARACTERS)  # 0: any other character
+_SPEECH = re.compile(r"([^\n:]+):(?:\n(.*))?", re.DOTALL)
+_TOKEN_OF = np.zeros(128, dtype=np.uint8)
+_TOKEN_OF[[ord(character) for character in CHARACTERS]] = np.arange(1, CHARACTER_TOKENS)
+
+PADDING, UNKNOWN = 0, 1
+WORD_TOKENS = 8_192  # with these two; tokens fit into 16 bits
+SST2_LENGTH, IMDB_LENGTH = 64, 256
+_WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
+
+
+def shakespeare(root: Path) -> Pair:
+    """Reads a play as plain text."""
+    path = find("shakespeare", root, "tinyshakespeare.txt", "shakespeare.txt", "shakespeare/input.txt")
+    return windows_of_roles(_read(path), str(path))
+
+
+def windows_of_roles(text: str, where: str) -> Pair:
+    """Cuts what each role of a play says into windows; at each position the class is the character that follows.
+
+    Roles with enough text are a group each, in the order of their first words.
+    """
+    roles = []
+    for tokens in map(encode, speeches(text, where).values()):
+        count = (len(tokens) - 1) // WINDOW
+        kept = count - count // TEST_SHARE
+        if kept >= LEAST_WINDOWS:
+            x, y = (torch.from_numpy(tokens[at : at + count * WINDOW]).view(count, WINDOW) for at in (0, 1))
+            roles.append((kept, x, y))
+    if all(len(x) == kept for kept, x, _ in roles):
+        least = TEST_SHARE * WINDOW + 1
+        raise DataError(f"{where}: {len(text)} characters, expected a role with {least} or more; the file is truncated")
+    return _grouped([(x[:n], y[:n]) for n, x, y in roles]), _grouped([(x[n:], y[n:]) for n, x, y in roles])
+
+
+def _grouped(roles: list[tuple[Tensor, Tensor]]) -> Examples:
+    groups = torch.arange(len(roles)).repeat_interleave(torch.tensor([len(x) for x, _ in roles]))
+    return Examples(torch.cat([x for x, _ in roles]), torch.cat([y for _, y in roles]), groups)
+
+
+def speeches(text: str, where: str) -> dict[str, str]:
+    """Joins the speeches of each role; they are blocks between empty lines, with the role and a colon in line 1."""
+    said: dict[str, list[str]] = {}
+    text = text.replace("\r\n", "\n")
+    for block in text.split("\n\n"):
+        match = _SPEECH.fullmatch(block.strip("\n"))
+        if match is not None:
+            said.setdefault(match[1], []).append(match[2] or "")
+        elif block.strip():
+            line, first = text[: text.index(block)].count("\n") + 1, block.strip("\n").partition("\n")[0][:40]
+            raise DataError(f"{where}: got {first!r} near line {line}, expected a role and a colon, then its speech")
+    return {role: "\n".join(parts) for role, parts in said.items()}
+
+
+def encode(text: str) -> np.ndarray:
+    """Turns characters into tokens of one byte."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    return _TOKEN_OF[np.where(points < 128, points, 0)]
+
+
+def decode(tokens: Tensor) -> str:
+    """Turns tokens into characters, and the token of unknown characters into a replacement sign."""
+    return "".join(("\N{REPLACEMENT CHARACTER}" + CHARACTERS)[token] for token in tokens.tolist())
+
+
+def sst2(root: Path) -> Pair:
+    """Reads ``train.tsv`` for training and ``test.tsv`` for testing, or ``dev.tsv`` where that has no labels (GLUE)."""
+    train = find("sst2", root, "sst2/train.tsv")
+    test = train.with_name("test.tsv")
+    labelled = test.is_file() and "label" in _read(test).partition("\n")[0].split("\t")
+    return word_examples(_tsv(train), _tsv(test if labelled else find("sst2", root, "sst2/dev.tsv")), SST2_LENGTH)
+
+
+def _tsv(path: Path) -> Labelled:
+    """Reads a header, then lines of a sentence, a tab and a label."""
+    # Not splitlines: sentences may hold other characters that Python takes for line ends.
+    header, *lines = _read(path).removesuffix("\n").split("\n")
+    if header != "sentence\tlabel" or not lines:
+        raise DataError(f"{path}: got {header[:60]!r}, expected 'sentence', a tab, 'label', and sentences below")
+    rows = [line.rpartition("\t") for line in lines]
+    for number, (_, tab, label) in enumerate(rows, start=2):
+        if not tab or label not in ("0", "1"):
+            line = lines[number - 2][:60]
+            raise DataError(f"{path}: line {number} is {line!r}, expected a sentence, a tab and 0 or 1; it is damaged")
+    return [(text, int(label)) for text, _, label in rows]
+
+
+def imdb(root: Path) -> Pair:
+    """Reads ``reviews.json``, a list of ``{"t": text, "s": 0 or 1}`` without a division into training and test."""
+    path = find("imdb", root, "imdb/reviews.json")
+    try:
+        content = json.loads(_read(path))
+    except ValueError as problem:
+        raise DataError(f"{path}: damaged or truncated JSON ({problem}); fetch it again") from None
+    entries = content if isinstance(content, list) else [content]
+    for number, entry in enumerate(entries):
+        text, label = (entry.get("t"), entry.get("s")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(text, str) or isinstance(label, bool) or label not in (0, 1):
+            got = str(entry)[:60]
+            raise DataError(f'{path}: entry {number} is {got!r}, expected a list of {{"t": text, "s": 0 or 1}}')
+    return halves_of_reviews([(entry["t"], entry["s"]) for entry in entries], str(path))
+
+
+def halves_of_reviews(reviews: Labelled, where: str) -> Pair:
+    """Makes a fixed half of each class the test set; a review that occurs more than once counts once."""
+    label_of: dict[str, int] = {}
+    for text, label in reviews:
+        label_of.setdefault(text, label)
+    unique = [(text.replace("<br />", " "), label) for text, label in label_of.items()]
+    labels = np.array(list(label_of.values()))
+    order = np.random.default_rng(0).permutation(len(unique))
+    by_class = [order[labels[order] == label] for label in (0, 1)]
+    tested = np.sort(np.concatenate([members[: len(members) // 2] for members in by_class]))
+    if not len(tested):
+        raise DataError(f"{where}: {len(unique)} reviews, expected two or more of a class; the file is truncated")
+    trained = np.setdiff1d(order, tested)
+    return word_examples([unique[at] for at in trained], [unique[at] for at in tested], IMDB_LENGTH)
+
+
+def word_examples(train: Labelled, test: Labelled, length: int) -> Pair:
+    """Turns texts into tokens: lower case, words and punctuation, cut or padded to a length.
+
+    The vocabulary is the most frequent words of the training texts, the first in the alphabet of equally frequent ones.
+    """
+    # Equal words are one object, so that the words of many texts fit into memory.
+    words = [[list(map(sys.intern, _WORD.findall(text.lower()))) for text, _ in part] for part in (train, test)]
+    counts = Counter(itertools.chain.from_iterable(words[0]))
+    known = sorted(counts, key=lambda word: (-counts[word], word))[: WORD_TOKENS - 2]
+    token_of = {word: token for token, word in enumerate(known, start=2)}
+
+    def examples(texts: list[list[str]], labelled: Labelled) -> Examples:
+        tokens = np.full((len(texts), length), PADDING, dtype=np.int16)
+        for row, text in zip(tokens, texts, strict=True):
+            row[: len(text)] = [token_of.get(word, UNKNOWN) for word in text[:length]]
+        return Examples(torch.from_numpy(tokens), torch.tensor([label for _, label in labelled]))
+
+    return examples(words[0], train), examples(words[1], test)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{path}: not a text in UTF-8 ({problem.reason} at byte {problem.start})") from None

@@ -1,0 +1,229 @@
+"""The run folder: what it holds, and how it is written so that an interruption loses nothing.
+
+config.toml               the resolved config
+environment.json          versions, machine, commit
+partition.json            the examples of each client
+metrics.jsonl             a line for each round
+summary.json              the result
+trace.json                a timeline, with engine.trace
+tensorboard/              event files, with record.tensorboard
+nodes.json                which node is which client and what it can do, for a run on Flower
+checkpoint/state.safetensors   the server after the last finished round
+checkpoint/clients/            what clients remember, for methods that need it
+snapshots/round-000010.safetensors   the server after earlier rounds, with record.every or record.window
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from incofl.config import UNBOUND, Config, make_config, read_toml
+from incofl.engine.checkpoint import atomic_write, write_json
+from incofl.engine.federation import Federation
+from incofl.errors import RunError
+from incofl.statistics import tail_mean
+
+Row = dict[str, Any]
+
+
+class RunFolder:
+    """Paths and records of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.environment = path / "environment.json"
+        self.partition = path / "partition.json"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self.trace = path / "trace.json"
+        self.tensorboard = path / "tensorboard"
+        self.nodes = path / "nodes.json"
+        self.checkpoint = path / "checkpoint" / "state.safetensors"
+        self.memories = path / "checkpoint" / "clients"
+
+    def snapshot(self, round: int) -> Path:
+        """The state after some earlier round, with ``record``."""
+        return self.path / "snapshots" / f"round-{round:06d}.safetensors"
+
+    def snapshots(self) -> dict[int, Path]:
+        """The states that were kept, by round."""
+        found = {
+            int(path.stem.removeprefix("round-")): path for path in self.snapshot(0).parent.glob("round-*.safetensors")
+        }
+        return dict(sorted(found.items()))
+
+    def check(self, config: Config, resume: bool) -> None:
+        """Refuses a folder in which this run must not be started or continued."""
+        try:
+            occupied = self.config.exists()
+            stray = not occupied and (self.checkpoint.exists() or self.metrics.exists())
+        except OSError as problem:
+            raise RunError(f"{self.path}: cannot be read ({problem.strerror}); choose another folder") from None
+        if stray:
+            raise RunError(f"{self.path}: holds records but no config.toml; choose another folder")
+        if not occupied:
+            return
+        theirs = make_config(read_toml(self.config), **config.objects)
+        if theirs.digest() != config.digest():
+            difference = _difference(theirs, config)
+            raise RunError(f"{self.path}: holds a run with another config ({difference}); choose another folder")
+        if not resume:
+            raise RunError(
+                f"{self.path}: holds this run already; continue it (--resume, or resume=True in Python) or choose "
+                "another folder"
+            )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Locks the folder for this process; creates it if necessary."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as problem:
+            raise RunError(f"{self.path}: cannot be written ({problem.strerror}); choose another folder") from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(f"{self.path}: another process is running in it; choose another folder") from None
+            yield
+
+    def save_config(self, config: Config) -> None:
+        """The config that the rounds from here on are run with."""
+        with atomic_write(self.config) as file:
+            file.write(config.to_toml().encode())
+
+    def save_environment(self) -> None:
+        """What the rounds are computed with; a resumption is added to what is known of the rounds before it."""
+        path, now = self.environment, environment()
+        if path.exists():
+            known = json.loads(path.read_text())
+            write_json(path, known | {"resumed": [*known.get("resumed", []), now]})
+        else:
+            write_json(path, now)
+
+    def save_partition(self, partition: Sequence[Tensor]) -> None:
+        """Saved before the first round; a resumed run reads it."""
+        with atomic_write(self.partition) as file:
+            file.write(json.dumps([part.tolist() for part in partition], separators=(",", ":")).encode())
+
+    def load_partition(self, clients: int) -> list[Tensor] | None:
+        """The saved partition, if there is one."""
+        if not self.partition.exists():
+            return None
+        try:
+            parts = [torch.tensor(part, dtype=torch.int64) for part in json.loads(self.partition.read_text())]
+        except (ValueError, TypeError) as problem:
+            raise RunError(f"{self.partition}: damaged ({problem}); delete the folder to start again") from None
+        everything = torch.cat([torch.empty(0, dtype=torch.int64), *parts])
+        distinct = len(set(everything.tolist())) == len(everything) and bool((everything >= 0).all())
+        if len(parts) != clients or not distinct:  # a natural partition may leave examples out
+            raise RunError(f"{self.partition}: damaged (not a partition among {clients} clients); delete the folder")
+        return parts
+
+    def append(self, row: Row) -> None:
+        """Adds the line of a round. Written before its checkpoint, so a checkpoint never lacks its line."""
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rows(self) -> list[Row]:
+        """The lines so far; one that was cut off by a crash is left out."""
+        if not self.metrics.exists():
+            return []
+        rows = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+        return rows
+
+    def keep_rows(self, rounds: int) -> list[Row]:
+        """Drops the lines of rounds that the checkpoint does not know: they will be computed again."""
+        rows = [row for row in self.rows() if row["round"] <= rounds]
+        if [row["round"] for row in rows] != list(range(1, rounds + 1)):
+            raise RunError(f"{self.metrics}: lacks rounds that the checkpoint has ({rounds}); delete the folder")
+        with atomic_write(self.metrics) as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        return rows
+
+
+def _difference(theirs: Config, ours: Config) -> str:
+    """The first key in which two configs differ, in words."""
+    a, b = theirs.flat(), ours.flat()
+    key = next(key for key in b if a.get(key) != b[key] and key not in UNBOUND)
+    return f"{key} is {a.get(key)!r} there, {b[key]!r} here"
+
+
+def new_folder(config: Config) -> Path:
+    """A new folder for a run, different also for runs that a sweep starts in the same second."""
+    data, method = (re.sub(r"[^\w.+-]+", "-", name) for name in (config.data.name, config.method))
+    return Path("runs") / f"{method}-{data}-s{config.seed}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+
+
+def summarise(rows: list[Row], config: Config, federation: Federation, status: str) -> dict[str, Any]:
+    """The result of a run: last round, mean of the evaluations by which it is judged, totals."""
+    task = federation.task
+    best = max if task.all_metrics[task.first].higher_is_better else min
+    evaluated = [row for row in rows if row["accuracy"] is not None]
+    last = evaluated[-1] if evaluated else None
+    return {
+        "status": status,
+        "method": config.method,
+        "seed": config.seed,
+        "rounds": len(rows),
+        "levels": federation.levels_in_use,
+        "metric": task.first,
+        "accuracy": last and last["accuracy"],
+        "accuracy_by_level": last and last["accuracy_by_level"],
+        "accuracy_last_ten": tail_mean(evaluated) if evaluated else None,
+        "accuracy_best": best((row["accuracy"] for row in evaluated), default=None),
+        "bytes_up": sum(row["bytes_up"] for row in rows),
+        "bytes_down": sum(row["bytes_down"] for row in rows),
+        "rejected": sum(len(row["rejected"]) for row in rows),
+        "seconds": round(sum(row["seconds"] for row in rows), 3),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers were made with."""
+    return {
+        "incofl": version("incofl"),
+        "commit": _git("rev-parse", "HEAD"),
+        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _git(*command: str) -> str | None:
+    """A fact about the checkout that the package runs from; ``None`` when it runs from no checkout of its own."""
+    folder = Path(__file__).resolve().parents[3]
+    if not (folder / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,41 @@
+"""Python objects that a config names ``package.module:attribute``."""
+
+import importlib
+import inspect
+import os
+import sys
+from typing import Any
+
+from incofl.errors import ConfigError, nearest
+
+
+def load_attribute(name: str, what: str) -> Any:
+    """Imports ``package.module:attribute`` from the current directory or the installed packages.
+
+    Args:
+        name: the module and the attribute.
+        what: the config key that has this name as its value, for error messages.
+    """
+    path, _, attribute = name.partition(":")
+    if not path or not attribute.isidentifier():
+        raise ConfigError(f"{what}: got {name!r}, expected package.module:attribute")
+    if os.getcwd() not in sys.path:  # like python -m; worker processes get the same path
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(path)
+    except Exception as problem:
+        if isinstance(problem, ModuleNotFoundError) and problem.name and f"{path}.".startswith(f"{problem.name}."):
+            raise ConfigError(
+                f"{what}: got {name!r}, but there is no module {problem.name!r} in the current directory or among the "
+                "installed packages"
+            ) from None
+        raise ConfigError(f"{what}: {path} cannot be imported: {describe(problem)}") from problem
+    if not hasattr(module, attribute):
+        names = [key for key, value in vars(module).items() if not key.startswith("_") and not inspect.ismodule(value)]
+        raise ConfigError(f"{what}: {path} has no {attribute!r}{nearest(attribute, names)}")
+    return getattr(module, attribute)
+
+
+def describe(problem: Exception) -> str:
+    """The type and the message of an exception in one line."""
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())}"

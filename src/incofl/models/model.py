@@ -1,0 +1,134 @@
+"""A server model: a module without values, its layout, its initial state, and what it is called with."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from incofl.errors import LayoutError
+from incofl.inputs import Inputs, call, map_inputs
+from incofl.layout import Layout
+from incofl.models.resnet import Stem
+from incofl.tensors import Tensors, clone
+
+Shape = tuple[int, ...]
+Extend = Callable[[nn.Module, Layout], Layout]  # changes a module in place and returns its new layout
+EXAMPLES = 3  # in the batch that shows what a model does
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What a config's ``model`` section, the data and the task say about a model; ``None``: the model's default."""
+
+    shape: Shape = (3, 32, 32)  # of one example: (channels, height, width) of an image, (length,) of a text
+    classes: int = 10  # number of classes; 0: unknown
+    vocabulary: int = 0  # number of tokens of texts; 0: images
+    sequence: bool = False  # whether every position of a text has a class of its own
+    width: float = 1.0  # multiplier of all widths
+    stem: Stem = "imagenet"  # of a ResNet
+    depth: int | None = None  # number of blocks or layers of a transformer or LSTM
+    dim: int | None = None  # width of its residual stream or hidden state
+    heads: int | None = None  # number of heads of its attention
+    patch: int | None = None  # side of a ViT's patches
+    options: Mapping[str, Any] = field(default_factory=dict)  # more keyword arguments of a factory of your own
+    inputs: Inputs | None = None  # one example on the meta device; None: a tensor of the shape
+    logits: bool = True  # whether the output must be logits of the classes; False: anything
+
+    @property
+    def batch(self) -> Inputs:
+        """A small batch of zeros."""
+        dtype = torch.long if self.vocabulary else torch.get_default_dtype()
+        one = torch.empty(self.shape, dtype=dtype, device="meta") if self.inputs is None else self.inputs
+        return map_inputs(lambda x: torch.zeros(EXAMPLES, *x.shape, dtype=x.dtype), one)
+
+    @property
+    def output(self) -> Shape | None:
+        """The shape of the logits of that batch; ``None`` if the output can be anything."""
+        if not self.logits or not self.classes:
+            return None
+        return (EXAMPLES, self.classes, *(self.shape if self.sequence else ()))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A server model.
+
+    Attributes:
+        template: the module on the meta device, without values; clients' modules are cut from it.
+        layout: its structure.
+        initial: parameters and buffers at the start.
+        inputs: one example on the meta device: its shape and type, without values.
+    """
+
+    template: nn.Module
+    layout: Layout
+    initial: Tensors
+    inputs: Inputs
+
+    def example(self, batch: int) -> Inputs:
+        """A batch without values, on the meta device."""
+        return map_inputs(lambda x: x.new_empty(batch, *x.shape), self.inputs)
+
+
+def as_model(
+    module: nn.Module, layout: Layout | None, example: Inputs, *, extend: Extend | None = None, seed: int = 0
+) -> Model:
+    """Makes a server model of a module with its values, which is not changed, and an example batch of its inputs.
+
+    Without a layout it is inferred. Layers that ``extend`` adds to a copy of the module are initialised from the seed.
+    """
+    layout = layout or Layout.infer(module, map_inputs(lambda x: x[:EXAMPLES], example))
+    if extend is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = copy.deepcopy(module)
+            layout = extend(module, layout)
+    initial = clone(module.state_dict())
+    shapes = {name: tuple(value.shape) for name, value in initial.items()}
+    for name in (*layout.shapes, *shapes):
+        if (says := layout.shapes.get(name)) != (has := shapes.get(name)):
+            raise LayoutError(
+                f"layout: {name!r} has shape {says}, but {has} in the {type(module).__name__} given with it"
+            )
+    inputs = map_inputs(lambda x: torch.empty(x.shape[1:], dtype=x.dtype, device="meta"), example)
+    return Model(without_values(module), layout, initial, inputs)
+
+
+def without_values(module: nn.Module) -> nn.Module:
+    """A copy of a module with parameters and buffers on the meta device; ``requires_grad`` flags are kept.
+
+    Buffers that are not part of its state, such as fixed position encodings, keep their values.
+    """
+
+    def on_meta(value: Tensor) -> Tensor:
+        empty = value.detach().to("meta")
+        return nn.Parameter(empty, value.requires_grad) if isinstance(value, nn.Parameter) else empty
+
+    return copy.deepcopy(module, {id(value): on_meta(value) for value in module.state_dict(keep_vars=True).values()})
+
+
+def try_out(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs, Any]:
+    """A copy of a module in evaluation mode, a batch on the same device, and the output.
+
+    The device is meta, which needs no time and no memory, or the CPU if the module cannot run on meta.
+    """
+    with torch.random.fork_rng(devices=[]):
+        try:
+            copied, batch = without_values(module).to("meta").eval(), map_inputs(lambda x: x.to("meta"), example)
+            return copied, batch, call(copied, batch)
+        except Exception:  # for example, forward makes a tensor without saying on which device
+            copied = copy.deepcopy(module).cpu().eval()
+            batch = map_inputs(lambda x: torch.zeros_like(x, device="cpu") if x.is_meta else x.cpu(), example)
+            return copied, batch, call(copied, batch)
+
+
+def shapes_of(inputs: Inputs) -> object:
+    """The shape of each tensor of the inputs, for messages."""
+    if isinstance(inputs, Tensor):
+        return tuple(inputs.shape)
+    if isinstance(inputs, tuple):
+        return tuple(tuple(value.shape) for value in inputs)
+    return {name: tuple(value.shape) for name, value in inputs.items()}

@@ -1,0 +1,66 @@
+"""Update transforms: pure functions of the aggregated update, chained, with state that is checkpointed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from incofl.layout import Layout
+from incofl.tensors import Tensors
+
+Record = dict[str, dict[str, float]]  # by tensor, numbers that are worth recording
+SHARED = -1  # stands for the update that all levels share
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a transform may read beside the update.
+
+    Attributes:
+        layout: the structure of the server model.
+        round: number of the round, from 0 on.
+        seed: seed of the run, for random streams.
+        weight: for each tensor of the update, the summed weight of the clients that hold a position; 0: nobody did.
+        shared: where the update is a level's own, the update that all levels share.
+    """
+
+    layout: Layout
+    round: int = 0
+    seed: int = 0
+    weight: Mapping[str, Tensor] = field(default_factory=dict)
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def where_held(self, name: str, new: Tensor, old: Tensor | float) -> Tensor:
+        """``new`` at positions that somebody held, ``old`` elsewhere."""
+        weight = self.weight.get(name)
+        return new if weight is None else torch.where(weight > 0, new, old)
+
+
+class UpdateTransform(Protocol):
+    """A function of the aggregated update, applied on the server before the update is added."""
+
+    @property
+    def name(self) -> str:
+        """The key of its record in ``metrics.jsonl`` and of its state in the checkpoint."""
+        ...
+
+    def init(self, layout: Layout) -> Tensors:
+        """The state before the first round; transforms without state return an empty dict."""
+        ...
+
+    def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
+        """The transformed update, the new state, and a record.
+
+        It may use the memory of the given update for the new one; it must not change the given state.
+        """
+        ...
+
+
+class Stateless:
+    """A base for transforms without state."""
+
+    def init(self, layout: Layout) -> Tensors:
+        """No state."""
+        return {}

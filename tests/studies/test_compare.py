@@ -1,0 +1,192 @@
+"""Paired comparisons, from the command line and by hand."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from incofl.cli.display import print_table
+from incofl.config import make_config
+from incofl.studies.compare import Estimate, MethodResult, as_csv, markdown, summarise, table
+from tests.cli.test_cli import SMALL
+from tests.shell import Shell
+
+
+def written(out: Path, curves: dict[str, list[list[float]]]) -> list[MethodResult]:
+    """Compares runs with these accuracies, round by round, for each method and seed."""
+    for method, seeds in curves.items():
+        for seed, curve in enumerate(seeds):
+            folder = out / f"{method}-s{seed}"
+            folder.mkdir(parents=True)
+            lines = [
+                json.dumps({"round": at, "accuracy": accuracy, "accuracy_by_level": [accuracy - 0.1, accuracy + 0.1]})
+                for at, accuracy in enumerate(curve, start=1)
+            ]
+            (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+            (folder / "summary.json").write_text('{"levels": [0, 1]}')
+    return summarise({(m, seed): make_config() for m, seeds in curves.items() for seed in range(len(seeds))}, out)
+
+
+def test_a_short_run_is_judged_by_its_last_round(tmp_path: Path) -> None:
+    """Five rounds: a mean over all of them says that the second method is worse, its last round that it is better."""
+    slow, fast = [0.1, 0.1, 0.1, 0.2, 0.7], [0.3, 0.4, 0.4, 0.5, 0.6]
+    first, second = written(tmp_path, {"heteroavg": [fast, fast, fast], "incoavg": [slow, slow, slow]})
+    assert (first.measure, second.measure) == ("round 5", "round 5")
+    assert second.difference is not None
+    assert second.difference.mean == pytest.approx(0.1)
+    assert table([first, second])[0] == [
+        *("method", "round 5", "level 0", "level 1"),
+        *("minus heteroavg", "visible from", "wins"),
+    ]
+
+
+def test_a_long_run_is_judged_by_its_last_ten_rounds(tmp_path: Path) -> None:
+    curve = [0.0] * 40 + [0.5, 0.7] * 5
+    (result,) = written(tmp_path, {"heteroavg": [curve, curve]})
+    assert result.measure == "mean of rounds 41-50"
+    assert (result.tail.mean, result.last.mean) == (pytest.approx(0.6), 0.7)
+    assert result.by_level[1].mean == pytest.approx(0.7)
+    assert table([result])[0][:3] == ["method", "last round", "mean of rounds 41-50"]
+
+
+def test_every_difference_comes_with_what_could_have_been_seen(tmp_path: Path) -> None:
+    """Differences 1, 2 and 3 points: mean 2, sd 1, half width 4.3027 / sqrt 3, and 3.264 sd are visible."""
+    results = written(tmp_path, {"heteroavg": [[0.5]] * 3, "incoavg": [[0.51], [0.52], [0.53]]})
+    assert table(results)[2] == [
+        *("incoavg", "52.0 ± 2.5", "42.0 ± 2.5", "62.0 ± 2.5"),
+        *("+2.0 ± 2.5", "3.3", "3 of 3"),
+    ]
+    (line,) = (row for row in csv.DictReader(as_csv(results).splitlines()) if row["method"] == "incoavg")
+    assert float(line["difference_visible_from"]) == pytest.approx(0.0326405, abs=1e-6)
+    assert float(line["tail_half_width"]) == pytest.approx(0.024841, abs=1e-5)
+
+
+def test_one_seed_has_no_interval(tmp_path: Path) -> None:
+    results = written(tmp_path, {"heteroavg": [[0.5]], "incoavg": [[0.4]]})
+    assert table(results)[2][-3:] == ["-10.0", "", "0 of 1"]
+    assert Estimate.of([5.0]) == Estimate(5.0, None)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_names_and_numbers_are_never_cut(
+    tmp_path: Path, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns of levels are left out first, and the line below the table says so."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    curves = [[0.1 * seed + 0.011 * at for at in range(40)] for seed in range(3)]
+    names = ["heteroavg", "heteroscaffold+noise", "inclusivefl+inco"]
+    results = written(tmp_path, dict.fromkeys(names, curves))
+    by_level = {level: Estimate(0.5, 0.123) for level in range(5)}
+    lines = table([dataclasses.replace(result, by_level=by_level) for result in results])
+    print_table(Console(highlight=False, markup=False), lines, "a title")
+    out = capsys.readouterr().out
+    shown = [line.rstrip() for line in out.splitlines()]
+    assert all(any(line.split()[:1] == [name] for line in shown) for name in names)
+    assert "…" not in out
+    assert out.count("+0.0 ± 0.0") == 2
+    assert ("level 4" in out.partition("left out")[0]) == (width == 200)
+    assert ("left out, the terminal is too narrow: " in out) == (width < 200)
+    if width >= 80:
+        assert max(map(len, shown)) <= width
+
+
+def test_markdown() -> None:
+    assert markdown([["a", "b"], ["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_compare(incofl: Shell, tmp_path: Path) -> None:
+    arguments = ["compare", *SMALL, "--methods", "heteroavg,IncoAvg,fedprox", "--seeds", "0,1", "--out", tmp_path]
+    code, out, err = incofl(*arguments)
+    assert (code, err) == (0, "")
+    assert "run 6/6: fedprox, seed 1" in out
+    for word in (
+        "heteroavg",
+        "incoavg",
+        "fedprox",
+        "round 2",
+        "level 2",
+        "minus heteroavg",
+        "visible from",
+        "wins",
+        "95 % interval",
+    ):
+        assert word in out
+    found = {path.name for path in tmp_path.iterdir()}
+    assert {"comparison.md", "comparison.csv", "comparison.json", "incoavg-s1"} <= found
+    # Paired: the same clients, round by round, under every method of a seed.
+    for seed in (0, 1):
+        cohorts = [
+            [row["clients"] for row in rows(tmp_path / f"{m}-s{seed}")] for m in ("heteroavg", "incoavg", "fedprox")
+        ]
+        assert cohorts[0] == cohorts[1] == cohorts[2]
+        partitions = {(tmp_path / f"{m}-s{seed}" / "partition.json").read_text() for m in ("heteroavg", "incoavg")}
+        assert len(partitions) == 1
+    result = json.loads((tmp_path / "comparison.json").read_text())
+    assert result["seeds"] == [0, 1]
+    assert [entry["method"] for entry in result["results"]] == ["heteroavg", "incoavg", "fedprox"]
+    assert result["results"][0]["difference"] is None
+    assert len(result["results"][1]["seeds"]) == 2
+    assert result["configs"]["fedprox"]["method"] == "fedprox"
+    values = [[row["accuracy"] for row in rows(tmp_path / f"incoavg-s{seed}")] for seed in (0, 1)]
+    assert result["results"][1]["last"]["mean"] == pytest.approx((values[0][-1] + values[1][-1]) / 2)  # type: ignore[operator]
+    with (tmp_path / "comparison.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["method"] for line in lines] == ["heteroavg", "incoavg", "fedprox"]
+    assert float(lines[1]["difference_mean"]) == pytest.approx(result["results"][1]["difference"]["mean"])
+    assert (tmp_path / "comparison.md").read_text().count("\n") == 5
+    # Once more: nothing is trained again, the table is the same.
+    before = (tmp_path / "comparison.md").read_text()
+    assert incofl(*arguments)[0] == 0
+    assert (tmp_path / "comparison.md").read_text() == before
+
+
+def test_side_by_side_is_the_same(incofl: Shell, tmp_path: Path) -> None:
+    for jobs in (1, 2):
+        out = tmp_path / str(jobs)
+        code, _, err = incofl(
+            "compare", *SMALL, "-m", "heteroavg,heteroscaffold", "--seeds", "3", "-o", out, "-j", jobs
+        )
+        assert (code, err) == (0, "")
+    one, two = (json.loads((tmp_path / jobs / "comparison.json").read_text())["results"] for jobs in "12")
+    assert one == two
+
+
+def test_levels_are_named_by_what_they_are(incofl: Shell, tmp_path: Path) -> None:
+    """alllarge has only the last level: its column, and no other."""
+    code, _, _ = incofl("compare", *SMALL, "-m", "heteroavg,alllarge", "--seeds", "0", "-o", tmp_path)
+    assert code == 0
+    with (tmp_path / "comparison.csv").open() as file:
+        large = list(csv.DictReader(file))[1]
+    assert large["by_level_0_mean"] == ""
+    assert float(large["by_level_2_mean"]) == float(large["tail_mean"])
+
+
+def test_an_impossible_method_is_refused_before_the_first_run(incofl: Shell, tmp_path: Path) -> None:
+    arms = ("-m", "heteroavg,scalefl", "--seeds", "0", "--set", "model.name=tiny-mlp", "--set", "split.kind=auto")
+    code, _, err = incofl("compare", *SMALL, *arms, "-o", tmp_path / "out")
+    assert code == 2
+    assert "expected a model with early exits" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--methods", "heteroavg,nonsense"], "method: got 'nonsense'"),
+        (["--methods", ","], "--methods: got ',', expected names"),
+        (["--seeds", "0,x"], "--seeds: got '0,x', expected whole numbers >= 0"),
+        (["--seeds", "-1"], "--seeds: got '-1', expected whole numbers >= 0"),
+    ],
+)
+def test_bad_input(incofl: Shell, tmp_path: Path, arguments: list[str], words: str) -> None:
+    code, _, err = incofl("compare", *SMALL, *arguments, "--out", tmp_path)
+    assert code == 2
+    assert words in err
+    assert err.count("\n") == 1
