@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -117,7 +117,8 @@ def print_table(console: Console, lines: Sequence[Sequence[str]], title: str = "
             columns = [column for column in columns if not column[0].startswith(optional)]
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        least, justify = _longest(column), "left" if _is_text(column) else "right"
+        least = _longest(column)
+        justify: Literal["left", "right"] = "left" if _is_text(column) else "right"
         table.add_column(column[0], justify=justify, min_width=least, no_wrap=max(map(len, column)) == least)
     for cells in zip(*(column[1:] for column in columns), strict=True):
         table.add_row(*cells)
