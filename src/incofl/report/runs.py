@@ -17,7 +17,7 @@ from incofl.errors import IncoflError
 from incofl.statistics import mean_and_half_width, tail
 from incofl.task import CLASSIFICATION, Task, find_task
 
-Value = Callable[[Row], float | None]
+Value = Callable[[Mapping[str, Any]], float | None]
 Points = tuple[list[float], list[float]]
 
 
