@@ -117,8 +117,9 @@ def print_table(console: Console, lines: Sequence[Sequence[str]], title: str = "
             columns = [column for column in columns if not column[0].startswith(optional)]
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        least, justify = _longest(column), "left" if _is_text(column) else "right"
-        table.add_column(column[0], justify=justify, min_width=least, no_wrap=max(map(len, column)) == least)
+        least = _longest(column)
+        whole = max(map(len, column)) == least  # there is nothing to wrap
+        table.add_column(column[0], justify="left" if _is_text(column) else "right", min_width=least, no_wrap=whole)
     for cells in zip(*(column[1:] for column in columns), strict=True):
         table.add_row(*cells)
     console.print(table, width=max(console.width, _least_width(columns)), crop=False)
