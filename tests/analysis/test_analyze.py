@@ -89,7 +89,7 @@ def test_several_runs(comparison: Path, tmp_path: Path, incofl: Shell) -> None:
 def test_what_cannot_be_analysed_is_said(tmp_path: Path, incofl: Shell) -> None:
     """Without recorded rounds there is no course; texts without classes have no features of a class."""
     write_shakespeare(tmp_path)
-    run_federation(text_config(tmp_path, "tiny-lstm", "rounds=1"), tmp_path / "run")
+    run_federation(text_config(tmp_path, "tiny-lstm", "rounds=1"), tmp_path / "run", progress=False)
     code, out, err = incofl("analyze", tmp_path / "run", *FEW, "--only", "similarity,features")
     assert (code, err) == (0, "")
     said = " ".join(out.split())
@@ -99,7 +99,7 @@ def test_what_cannot_be_analysed_is_said(tmp_path: Path, incofl: Shell) -> None:
 
 
 def test_a_run_that_recorded_no_rounds_says_so_and_gets_the_other_analyses(tmp_path: Path, incofl: Shell) -> None:
-    run_federation(tiny_config("method=incoavg", "data.limit=120", "rounds=2"), tmp_path / "mine")
+    run_federation(tiny_config("method=incoavg", "data.limit=120", "rounds=2"), tmp_path / "mine", progress=False)
     code, out, err = incofl("analyze", tmp_path / "mine", *FEW)
     assert code == 2
     assert err.count("\n") == 1

@@ -196,7 +196,7 @@ def test_an_impossible_method_is_refused_before_the_first_run(incofl: Shell, tmp
     arms = ("-m", "heteroavg,scalefl", "--seeds", "0", "--set", "model.name=tiny-mlp", "--set", "split.kind=auto")
     code, _, err = incofl("compare", *SMALL, *arms, "-o", tmp_path / "out")
     assert code == 2
-    assert "cannot have early exits" in err
+    assert "cannot have early exits, expected a ResNet or a model with a method add_exits" in err
     assert not (tmp_path / "out").exists()
 
 

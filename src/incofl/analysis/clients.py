@@ -96,7 +96,7 @@ class Replay:
 
     def slice(self, server: Server, member: Member) -> Slice:
         """Returns what the client holds in this turn."""
-        return self.federation.slice(member.level, server.round)
+        return self.federation.slice(member.level, server.round, member.client)
 
     @torch.inference_mode()
     def logits(self, module: nn.Module, x: Tensor) -> Tensor:

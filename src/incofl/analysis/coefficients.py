@@ -58,7 +58,7 @@ def coefficients(run: RecordedRun) -> Coefficients | None:
             for field in FIELDS[kind]:
                 if field in record:  # runs of older versions lack some
                     layer[field][row["round"]] = float(record[field])
-    return Coefficients(kind, kind == "inco" and run.config.inco.optimise, layers)
+    return Coefficients(kind, kind == "inco" and run.config.methods["inco"].optimise, layers)
 
 
 def relative_change(layer: Layer) -> dict[int, float]:

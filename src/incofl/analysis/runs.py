@@ -70,7 +70,7 @@ class RecordedRun:
     @cached_property
     def federation(self) -> Federation:
         """The federation, data included; needs the data files."""
-        return build(self.config, self.folder.load_partition(self.config.data.clients), begun=True)
+        return build(self.config, self.folder.load_partition(self.config.num_clients), begun=True)
 
     @cached_property
     def recorded(self) -> list[int]:

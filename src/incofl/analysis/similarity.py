@@ -104,7 +104,7 @@ def draw_examples(federation: Federation, examples: int) -> Examples:
     """Draws the test examples on which models are compared, by the seed."""
     if not FEWEST <= examples <= MOST:
         raise ConfigError(f"--examples: got {examples}, expected a whole number from {FEWEST} to {MOST}")
-    test = federation.data.test
+    test: Examples = federation.data.test
     stream = torch_rng(federation.seed, Purpose.ANALYSIS, EXAMPLES)
     return test.pick(torch.randperm(len(test), generator=stream)[:examples].sort().values)
 

@@ -124,7 +124,7 @@ def print_table(console: Console, lines: Sequence[Sequence[str]], title: str = "
         table.add_row(*cells)
     console.print(table, width=max(console.width, _least_width(columns)), crop=False)
     if left_out := [heading for heading in lines[0] if heading not in [column[0] for column in columns]]:
-        console.print(f"left out, the terminal is too narrow: {', '.join(left_out)}", soft_wrap=True)
+        console.print(f"left out, the terminal is too narrow: {', '.join(left_out)}")
 
 
 def _least_width(columns: Sequence[Sequence[str]]) -> int:

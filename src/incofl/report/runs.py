@@ -12,9 +12,10 @@ from incofl.config import Config
 from incofl.costs import Cost, costs
 from incofl.engine.build import build_method, build_model, build_splitter, client_levels
 from incofl.engine.federation import clients_by_level
-from incofl.engine.run_folder import Row, RunFolder, last_ten, summarise
+from incofl.engine.run_folder import Row, RunFolder, summarise
 from incofl.errors import IncoflError
-from incofl.statistics import mean_and_half_width
+from incofl.statistics import mean_and_half_width, tail
+from incofl.task import CLASSIFICATION, Task, find_task
 
 Value = Callable[[Row], float | None]
 Points = tuple[list[float], list[float]]
@@ -65,6 +66,14 @@ class ReportedRun(RecordedRun):
             return str(problem)
 
     @cached_property
+    def task(self) -> Task:
+        """What the run was trained for; classification if its task cannot be found any more."""
+        try:
+            return find_task(self.config.task.name)
+        except (IncoflError, ImportError):
+            return CLASSIFICATION
+
+    @cached_property
     def levels(self) -> list[int]:
         """The levels that were evaluated, smallest first; without a summary they follow from the rows."""
         if written := self.json("summary.json").get("levels"):
@@ -78,7 +87,7 @@ class ReportedRun(RecordedRun):
         """The summary of the finished rounds; the one on disk may be of an earlier interruption."""
         written = self.json("summary.json")
         status = str(written.get("status")) if written.get("rounds") == len(self.rows) else "unfinished"
-        return summarise(self.rows, self.config, self.levels, status)
+        return summarise(self.rows, self.config, self.task, self.levels, status)
 
     def points(self, value: Value) -> Points:
         """Returns a value over the rounds, where it is known."""
@@ -91,9 +100,9 @@ class ReportedRun(RecordedRun):
         return lambda row: row["accuracy_by_level"][at] if row["accuracy_by_level"] and at is not None else None
 
     def last_ten(self, level: int) -> float | None:
-        """Returns the mean accuracy of a level over the evaluations in the last ten rounds."""
+        """Returns the mean accuracy of a level over the evaluations by which a run is judged; see ``tail``."""
         evaluated = [row for row in self.rows if row["accuracy"] is not None]
-        values = [y for row in last_ten(evaluated) if (y := self.level(level)(row)) is not None] if evaluated else []
+        values = [y for row in tail(evaluated) if (y := self.level(level)(row)) is not None] if evaluated else []
         return sum(values) / len(values) if values else None
 
 
