@@ -1,7 +1,7 @@
 """What a report is made of: run folders, read once, in groups that differ in the seed alone."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
