@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -118,13 +118,8 @@ def print_table(console: Console, lines: Sequence[Sequence[str]], title: str = "
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         least = _longest(column)
-<<<<<<< HEAD
-        justify: Literal["left", "right"] = "left" if _is_text(column) else "right"
-        table.add_column(column[0], justify=justify, min_width=least, no_wrap=max(map(len, column)) == least)
-=======
         whole = max(map(len, column)) == least  # there is nothing to wrap
         table.add_column(column[0], justify="left" if _is_text(column) else "right", min_width=least, no_wrap=whole)
->>>>>>> room-f
     for cells in zip(*(column[1:] for column in columns), strict=True):
         table.add_row(*cells)
     console.print(table, width=max(console.width, _least_width(columns)), crop=False)

@@ -1,7 +1,7 @@
 """What a report is made of: run folders, read once, in groups that differ in the seed alone."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from incofl.errors import IncoflError
 from incofl.statistics import mean_and_half_width, tail
 from incofl.task import CLASSIFICATION, Task, find_task
 
-Value = Callable[[Mapping[str, Any]], float | None]
+Value = Callable[[Row], float | None]
 Points = tuple[list[float], list[float]]
 
 
