@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -168,6 +169,18 @@ def test_a_method_that_gives_everybody_the_smallest_level_is_shown_so(incofl: Sh
     plan = json.loads(out)
     assert [device["level"] for device in plan["devices"]] == [0, 0]
     assert [level["clients"] for level in plan["levels"]] == [10, 0, 0]
+
+
+def test_devices_that_cannot_hold_the_largest_level_take_no_part(incofl: Shell, fleet: Path) -> None:
+    options = [*TINY, "--method", "largestonly", "--devices", fleet]
+    plan = json.loads(incofl("plan", *options, "--json")[1])
+    assert [device["level"] for device in plan["devices"]] == [None, 2]
+    assert [level["clients"] for level in plan["levels"]] == [0, 0, 4]
+    assert re.search(r"phone +6 +12 kB +- +- +none +-", incofl("plan", *options)[1])
+    fleet.write_text(DEVICES.partition('[[device]]\nname = "workstation')[0])
+    assert "mean over the 0 clients" in incofl("plan", *options)[1]
+    code, _, err = incofl("run", *options)
+    assert (code, "largestonly needs clients of the largest level, and no client can hold it" in err) == (2, True)
 
 
 @pytest.mark.parametrize("key", ["data.clients=7", "split.counts=[5,3,2]", " data.clients = 7"])

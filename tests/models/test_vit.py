@@ -189,7 +189,7 @@ def test_a_shallow_vit_has_as_many_levels_as_blocks() -> None:
 
 def test_the_papers_protocol() -> None:
     config = load_config("paper-vit-cifar10")
-    assert (config.data.side, config.split.kind, config.server.lr) == (224, "layer", 0.2)
+    assert (config.data.side, config.split.kind, config.methods["server"].lr) == (224, "layer", 0.2)
     assert (config.local.optimizer, config.local.lr, config.local.momentum) == ("sgd", 0.01, 0.9)
     assert config.local.weight_decay == 1e-5
     model = build_model(config)

@@ -72,6 +72,8 @@ def _arguments(name: str, factory: Factory, options: ModelOptions) -> dict[str, 
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     named = {key: p for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     given = {key: getattr(options, key) for key in (*FROM_DATA, *FROM_CONFIG)} | {"classes": options.classes or None}
+    if "width" in named and named["width"].default is not inspect.Parameter.empty and options.width == 1:
+        del given["width"]  # a config that says nothing leaves it to the factory
     for key in FROM_CONFIG:
         if key not in named and given[key] not in (None, 1.0):
             raise ConfigError(f"model.{key}: got {given[key]:g}, but {name} has no parameter {key!r}")
