@@ -296,6 +296,8 @@ def test_run_config() -> None:
 def test_unknown_keys_of_the_run_config_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key 'dead-line'"):
         make_server_app(out=str(tmp_path))(LoopGrid(None), context(dead_line=3))
+    with pytest.raises(ConfigError, match=r"unknown key 'settings\.dead_line'; did you mean 'deadline'"):
+        make_server_app(dead_line=3)
     with pytest.raises(ConfigError, match=r"engine\.compile"):
         make_server_app(out=str(tmp_path))(LoopGrid(None), context(engine__compile=True))
 

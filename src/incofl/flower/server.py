@@ -16,6 +16,7 @@ from incofl.errors import ConfigError, IncoflError
 from incofl.flower.backend import FlowerBackend
 from incofl.flower.settings import Settings, read_run_config
 from incofl.method import Method
+from incofl.options import from_table
 from incofl.task import Task
 
 
@@ -40,7 +41,10 @@ def make_server_app(
         task: as for ``incofl.run``.
         settings: the fields of ``Settings``; Flower's run config may override them.
     """
-    chosen, objects = Settings(**settings), {"model": model, "data": data, "method": method, "task": task}
+    chosen, objects = (
+        from_table(Settings, settings, "settings"),
+        {"model": model, "data": data, "method": method, "task": task},
+    )
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
