@@ -110,7 +110,9 @@ def analyze(
     Raises:
         RunError: at the end, if nothing could be analysed, or if an analysis needs rounds that were not recorded.
     """
-    check_names(only)
+    for name in NAMES if only is None else only or [""]:
+        if name not in NAMES:
+            raise ConfigError(f"--only: got {name!r}{nearest(name, NAMES)}")
     for module, package in EXTRA.items():
         if importlib.util.find_spec(module) is None:
             raise RunError(f"analyze: needs {package}; try: pip install 'incofl[analysis]'")
@@ -131,13 +133,6 @@ def analyze(
         yield Findings(missing=list(map(str, problems)))
     if unrecorded or not done:
         raise unrecorded or problems[0]
-
-
-def check_names(names: Sequence[str] | None) -> None:
-    """Refuses an analysis that does not exist, and an empty choice."""
-    for name in NAMES if names is None else names or [""]:
-        if name not in NAMES:
-            raise ConfigError(f"--only: got {name!r}{nearest(name, NAMES)}")
 
 
 def default_out(runs: Sequence[RecordedRun]) -> Path:

@@ -89,29 +89,27 @@ class RecordedRun:
         return load_checkpoint(self.folder.snapshot(round), start).server
 
 
-def find_runs(paths: Sequence[str | Path]) -> list[RecordedRun]:
-    """Opens the runs in some folders: each is a run folder, or holds run folders as ``incofl compare`` makes them."""
-    folders = dict.fromkeys(folder for path in paths for folder in find_folders(Path(path)))
-    return [RecordedRun.open(folder) for folder in folders]
+AnyRun = TypeVar("AnyRun", bound=RecordedRun)
 
 
-def find_folders(path: Path) -> list[Path]:
-    """Returns the run folders that a path stands for; inside a folder of runs, those with a finished round."""
-    inside = [] if RunFolder(path).config.exists() else [file.parent for file in path.rglob("config.toml")]
-    begun = sorted((folder for folder in inside if RunFolder(folder).rows()), key=_natural)
-    if not inside:
-        RecordedRun.open(path)  # says what is wrong with it
-    elif not begun:
-        raise RunError(f"{path}: holds {len(inside)} run folder(s) but no finished round, expected at least one")
-    return begun or [path]
+def find_runs(paths: Sequence[str | Path], kind: type[AnyRun]) -> list[AnyRun]:
+    """Opens the runs in some folders: each is a run folder, or holds run folders as ``incofl compare`` makes them.
+
+    Inside a folder of runs, those without a finished round are left out.
+    """
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        inside = [] if RunFolder(path).config.exists() else [file.parent for file in path.rglob("config.toml")]
+        begun = sorted((folder for folder in inside if RunFolder(folder).rows()), key=_natural)
+        if inside and not begun:
+            raise RunError(f"{path}: holds {len(inside)} run folder(s) but no finished round, expected at least one")
+        found |= dict.fromkeys(begun or [path])
+    return [kind.open(path) for path in found]
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Returns a key that sorts s2 before s10."""
     return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", str(path))]
-
-
-AnyRun = TypeVar("AnyRun", bound=RecordedRun)
 
 
 def by_seed(runs: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:

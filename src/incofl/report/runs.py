@@ -7,12 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from incofl.analysis.runs import RecordedRun, by_seed, find_folders
+from incofl.analysis.runs import RecordedRun, by_seed, find_runs
 from incofl.config import Config
 from incofl.costs import Cost, costs
 from incofl.engine.build import build_method, build_model, build_splitter, client_levels
 from incofl.engine.federation import clients_by_level
-from incofl.engine.run_folder import Row, RunFolder, summarise
+from incofl.engine.run_folder import Row, summarise
 from incofl.errors import IncoflError
 from incofl.statistics import mean_and_half_width, tail
 from incofl.task import CLASSIFICATION, Task, find_task
@@ -146,6 +146,5 @@ def interval(values: Iterable[float | None]) -> tuple[float, float | None] | Non
 
 def read_groups(paths: Sequence[Path]) -> list[Group]:
     """Reads the runs in some folders, in groups; each path is a run folder, or holds run folders."""
-    folders = dict.fromkeys(folder for path in paths for folder in find_folders(path))
-    groups = by_seed([ReportedRun(RunFolder(folder)) for folder in folders])
+    groups = by_seed(find_runs(paths, ReportedRun))
     return [Group(at, label, runs) for at, (label, runs) in enumerate(groups.items())]

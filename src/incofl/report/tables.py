@@ -22,26 +22,21 @@ def swatch(index: int) -> str:
     return f'<svg viewBox="0 0 34 12" aria-hidden="true" style="color:var(--c{index % 7})">{use}</svg>'
 
 
-def row(cells: Sequence[str], kind: str = "", index: int | None = None, text: Sequence[int] = ()) -> str:
-    """Returns a row, named by its first cell; ``index`` is its group, and the columns in ``text`` hold words."""
+def row(cells: Sequence[str], kind: str = "", index: int | None = None) -> str:
+    """Returns a row, named by its first cell; ``index`` is its group."""
     first, *rest = map(escape, cells)
-    sign = "" if index is None else swatch(index)
-    body = "".join(f"<td{_words(at, text)}>{cell}</td>" for at, cell in enumerate(rest, 1))
+    sign, body = "" if index is None else swatch(index), "".join(f"<td>{cell}</td>" for cell in rest)
     return f'<tr class="{kind}"><th scope="row">{sign}{first}</th>{body}</tr>'
 
 
-def table(label: str, head: Sequence[str], rows: Sequence[str], kind: str = "", text: Sequence[int] = ()) -> str:
+def table(label: str, head: Sequence[str], rows: Sequence[str], kind: str = "") -> str:
     """Returns a table that scrolls by itself where it is too wide, by keyboard too; a long one is cut."""
-    headings = "".join(f'<th scope="col"{_words(at, text)}>{escape(cell)}</th>' for at, cell in enumerate(head))
+    headings = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     cut = f"<p>The first {LINES} of {len(rows)} lines.</p>" if len(rows) > LINES else ""
     inside = f"<thead><tr>{headings}</tr></thead><tbody>{''.join(rows[:LINES])}</tbody>"
     size = "" if len(rows) > WHOLE else " whole"
     region = f'<div class="scroll{size}" tabindex="0" role="region" aria-label="{escape(label)}">'
     return f'{cut}{region}<table class="{kind}">{inside}</table></div>'
-
-
-def _words(at: int, text: Sequence[int]) -> str:
-    return ' class="text"' if at in text else ""
 
 
 def results(groups: Sequence[Group]) -> str:
@@ -147,12 +142,12 @@ def rejected(groups: Sequence[Group]) -> str:
     """Returns every upload that was not accepted, and why."""
     every = [(group, run, record) for group in groups for run in group.runs for record in run.rows]
     rows = [
-        row([group.name(run), str(record["round"]), str(e["client"]), str(e["reason"])], index=group.index, text=(3,))
+        row([group.name(run), str(record["round"]), str(e["client"]), str(e["reason"])], index=group.index)
         for group, run, record in every
         for e in record["rejected"]
     ]
     head = ["run", "round", "client", "reason"]
-    return table("Rejected uploads", head, rows, text=(3,)) if rows else "<p>No upload was rejected.</p>"
+    return table("Rejected uploads", head, rows, "words") if rows else "<p>No upload was rejected.</p>"
 
 
 def nodes(groups: Sequence[Group]) -> str:
@@ -178,8 +173,8 @@ def nodes(groups: Sequence[Group]) -> str:
         for key, reduce, form in columns.values():
             values = [float(entry[key]) for entry in entries if entry.get(key) is not None]
             cells.append(form(reduce(values)) if values else NONE)
-        rows.append(row(cells, index=index, text=(1,)))
-    return table("Nodes", ["client", "node", "turns", *columns], rows, text=(1,))
+        rows.append(row(cells, index=index))
+    return table("Nodes", ["client", "node", "turns", *columns], rows)
 
 
 def configs(groups: Sequence[Group]) -> str:
@@ -214,12 +209,12 @@ def _facts(
     """Returns some facts of the runs, a column for each group; those that differ are marked."""
     columns = {group.label: [found(run) for run in group.runs] for group in groups}
     head = ["key", *columns] if len(columns) > 1 else ["key", "value"]
-    rows, text = [], range(1, len(head))
+    rows = []
     for key in keys:
         values = [list(dict.fromkeys(plain(facts.get(key, NONE)) for facts in column)) for column in columns.values()]
         kind = "differs" if len({value for own in values for value in own}) > 1 else ""
-        rows.append(row([key, *map(", ".join, values)], kind, text=text))
-    return table(label, head, rows, "code", text)
+        rows.append(row([key, *map(", ".join, values)], kind))
+    return table(label, head, rows, "code")
 
 
 def tiles(run: ReportedRun) -> str:

@@ -63,7 +63,7 @@ def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], 
     known = json.loads(path.read_text()) if path.exists() else {}
     if not key.items() <= known.items():
         found = similarity(run, Options(history=HISTORY, watch=watch))
-        pairs = shallow_smoother(layers(run), "roughness").pairs
+        pairs = shallow_smoother(layers(run)[0], "roughness").pairs
         known = key | {
             "cka": [float(value) for value in found.mean_by_depth if value is not None],
             "debiased": [float(value) for value in found.debiased_by_depth if value is not None],
