@@ -23,9 +23,10 @@ def test_the_commands_of_the_readme(incofl: Shell, tmp_path: Path, monkeypatch: 
     assert len(COMMANDS) > 10
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     page = (ROOT / "docs" / "own-models.md").read_text()
-    block = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-    assert block
-    (tmp_path / "classifier.py").write_text(block[1])
+    (model,) = (
+        block for block in re.findall(r"```python.*?\n(.*?)```", page, re.DOTALL) if "class Classifier" in block
+    )
+    (tmp_path / "classifier.py").write_text(model)
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS:
         for placeholder, value in PLACEHOLDERS.items():
