@@ -14,7 +14,7 @@ import torch
 from measure import publish, seconds, spread, table
 from torch import nn
 
-from incofl.client import Batch, ClientRule, ClientInput, LocalSettings, train
+from incofl.client import Batch, ClientInput, ClientRule, LocalSettings, train
 from incofl.engine.memory import keep_freed_memory
 from incofl.models import ModelOptions, make_model
 from incofl.split import make_splitter, submodel

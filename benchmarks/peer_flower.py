@@ -11,14 +11,13 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from peer_rounds import Played, play, read_config, received_server
 
-from incofl.client import Score, Upload
+from incofl.client import Upload
 from incofl.config import Config
 from incofl.engine.build import build
-from incofl.engine.executor import make_upload
 from incofl.engine.federation import Federation, Job
 from incofl.engine.worker import Worker
-from incofl.method import Upload
 from incofl.server import Server
+from incofl.task import Score
 from incofl.tensors import Tensors
 
 client_app = ClientApp()
@@ -57,7 +56,7 @@ class Flower:
         self._federation = federation
         self._grid = grid
         # The nodes register while the server app starts.
-        while len(nodes := sorted(grid.get_node_ids())) < config.data.clients:
+        while len(nodes := sorted(grid.get_node_ids())) < config.num_clients:
             time.sleep(0.1)
         self._nodes = nodes
 
@@ -73,8 +72,9 @@ class Flower:
             tensors, metrics = content["upload"].to_torch_state_dict(), content["metrics"]
             update = {name: value for name, value in tensors.items() if name in server.layout.parameters}
             buffers = {name: value for name, value in tensors.items() if name in server.layout.buffers}
-            trained = Upload(update, buffers, int(metrics["steps"]), float(metrics["loss"]))
-            yield [make_upload(self._federation, job, trained)]
+            steps, loss = int(metrics["steps"]), float(metrics["loss"])
+            upload = Upload(update=update, buffers=buffers, steps=steps, loss=loss)
+            yield [self._federation.identified(upload, job)]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
         """Not compared."""
@@ -104,5 +104,5 @@ def run(config: Config, federation: Federation, server: Server, rounds: int) -> 
         played.extend(play(config, federation, server, rounds, Flower(config, federation, grid)))
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": config.engine.workers}}
-    run_simulation(app, client_app, num_supernodes=config.data.clients, backend_config=resources)
+    run_simulation(app, client_app, num_supernodes=config.num_clients, backend_config=resources)
     return played

@@ -10,14 +10,13 @@ from pathlib import Path
 import torch
 from peer_rounds import Played, play, read_config, received_server
 
-from incofl.client import Score, Upload
+from incofl.client import Upload
 from incofl.config import Config
 from incofl.engine.build import build
-from incofl.engine.executor import make_upload
 from incofl.engine.federation import Federation, Job
 from incofl.engine.worker import Worker
-from incofl.method import Upload
 from incofl.server import Server
+from incofl.task import Score
 from incofl.tensors import Tensors
 
 
@@ -27,7 +26,8 @@ def _turn(toml: str, job: Job, received: Path, result: Path) -> None:
     federation = build(read_config(toml))
     server = received_server(federation, torch.load(received))
     trained = Worker(federation).train(server, job)
-    torch.save(vars(trained), result)
+    kept = ("update", "buffers", "steps", "loss")  # the server knows the rest
+    torch.save({name: getattr(trained, name) for name in kept}, result)
 
 
 class ProcessPerClient:
@@ -65,7 +65,7 @@ class ProcessPerClient:
         process.join()
         if process.exitcode:
             raise RuntimeError(f"process-per-client: {job} ended with exit code {process.exitcode}")
-        return make_upload(self._federation, job, Upload(**torch.load(result)))
+        return self._federation.identified(Upload(**torch.load(result)), job)
 
 
 def run(config: Config, federation: Federation, server: Server, rounds: int) -> list[Played]:

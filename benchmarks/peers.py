@@ -32,9 +32,9 @@ import torch
 from peer_rounds import Engine, Played, play
 
 from incofl.config import Config, load_config
+from incofl.engine.backend import make_executor
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
-from incofl.engine.run import make_executor
 from incofl.server import Server
 from incofl.tensors import Tensors
 

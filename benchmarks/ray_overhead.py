@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from measure import publish, seconds, spread, table
 
-from incofl.client import ClientRule, Local, Upload
+from incofl.client import ClientRule, Local
 from incofl.config import load_config
 from incofl.engine.build import build
 from incofl.engine.executor import Executor, InProcess
@@ -35,9 +35,9 @@ WARM_UP = 3
 class Idle(ClientRule):
     """A client that says it has trained."""
 
-    def finish(self, local: Local, trained: Upload) -> tuple[Tensors, Tensors]:
+    def finish(self, local: Local, update: Tensors) -> tuple[Tensors, Tensors]:
         """One step, so that its upload counts."""
-        trained.steps = 1
+        local.steps = 1
         return {}, {}
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from measure import publish, seconds, spread, table
 
-from incofl.client import ClientRule, ClientInput, LocalSettings, train
+from incofl.client import ClientInput, ClientRule, LocalSettings, Upload, train
 from incofl.engine.memory import keep_freed_memory
 from incofl.engine.worker import one_thread
 from incofl.inco import InCo
-from incofl.method import ServerRule, Upload
+from incofl.method import ServerRule
 from incofl.models import make_model
 from incofl.server import Server
 from incofl.split import make_splitter, submodel
@@ -49,8 +49,8 @@ class Step:
     def __call__(self, arrivals: Sequence[Sequence[Upload]] | Iterator[Sequence[Upload]]) -> Server:
         """One server step."""
         changes = self.rule.aggregate(self.server, arrivals)
-        update, _ = self.inco(changes.update, self.model.layout)
-        return self.server.advance(changes.with_update(update))
+        changes, _ = changes.transformed(self.inco, self.server)
+        return self.server.advance(changes)
 
     def one_pass(self) -> float:
         """What nothing that looks at every element can beat."""

@@ -26,18 +26,12 @@ def inferred(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def by_hand(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, incofl.Layout]:
     """The same model with its layout."""
-    stream, out, model = (
-        incofl.Axis("stream", 32),
-        incofl.Axis("classes", classes, fixed=True),
-        inferred(shape, classes),
-    )
-    axes: dict[str, incofl.Axes] = {"1.weight": (stream, None), "1.bias": (stream,), "6.weight": (out, stream)}
-    axes["6.bias"] = (out,)
-    for block in ("2", "3", "4", "5"):
+    model = inferred(shape, classes)
+    stream, out = incofl.Axis("stream", 32), incofl.Axis("classes", classes, fixed=True)
+    axes: dict[str, incofl.Axes] = {"1": (stream, None), "6": (out, stream)}  # outputs and inputs of layers
+    for block in "2345":
         inner = incofl.Axis(f"{block}.inner", 64)
-        axes |= {f"{block}.norm.weight": (stream,), f"{block}.norm.bias": (stream,), f"{block}.up.bias": (inner,)}
-        axes |= {f"{block}.up.weight": (inner, stream), f"{block}.down.weight": (stream, inner)}
-        axes |= {f"{block}.down.bias": (stream,)}
+        axes |= {f"{block}.norm": (stream,), f"{block}.up": (inner, stream), f"{block}.down": (stream, inner)}
     shallow = {f"{b}.{part}.weight": f"2.{part}.weight" for b in "345" for part in ("up", "down")}
     return model, incofl.Layout.of(model, axes, ["2345"], shallow)
 

@@ -1,5 +1,6 @@
 """What the documents say is what the code does."""
 
+import ast
 import re
 import runpy
 import textwrap
@@ -38,6 +39,7 @@ def runnable() -> Iterator[object]:
 def test_python_blocks_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each by itself, in a folder of its own, as a script that somebody has copied it into."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "docs" / "theory")
     (tmp_path / "block.py").write_text(code)
     runpy.run_path("block.py", run_name="__main__")
 
@@ -46,7 +48,7 @@ def test_readme_prints_the_round_function_unabridged() -> None:
     source = (ROOT / "src" / "incofl" / "engine" / "round.py").read_text()
     start = source.index("def run_round")
     function = source[start : source.index("\n\n\n", start)]
-    assert function in python_blocks(README)[1]
+    assert function + "\n" in python_blocks(README)
 
 
 def test_readme_prints_the_quickstart() -> None:
@@ -68,29 +70,35 @@ def test_examples_run(
 
 
 def test_the_method_of_contributing_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an infinite bound it is heteroavg, bit for bit; with a small one it is not."""
-    import dataclasses
-    import importlib
-
+    """In one file and one line; with a rate of zero it is heteroavg, bit for bit, with another it is not."""
     import torch
 
+    from incofl import methods
     from tests.federations import run_rounds, tiny_federation
 
-    (block,) = python_blocks((ROOT / "CONTRIBUTING.md").read_text())
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    (block,) = python_blocks(text)
     assert block.count("\n") <= 40
-    (tmp_path / "clippedavg.py").write_text(block)
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("clippedavg")
-    federation = tiny_federation("method=heteroavg")
-    expected = run_rounds(federation, 2)[-1].shared
+    (tmp_path / "shrinkavg.py").write_text(block)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    (line,) = re.findall(r"^    (\"shrinkavg\": .*),$", text, re.MULTILINE)
+    for name, entry in ast.literal_eval(f"{{{line}}}").items():
+        monkeypatch.setitem(methods._BASES, name, entry)
+        monkeypatch.setitem(methods._SHARED, name, entry)
+    methods.all_options.cache_clear()
+    try:
 
-    def result(bound: float) -> dict[str, torch.Tensor]:
-        method = dataclasses.replace(module.clippedavg, client=module.Clipped(bound))
-        return run_rounds(dataclasses.replace(federation, method=method), 2)[-1].shared
+        def result(method: str, *options: str) -> dict[str, torch.Tensor]:
+            return run_rounds(tiny_federation(f"method={method}", *options), 2)[-1].shared
 
-    unbounded, bounded = result(float("inf")), result(1e-3)
-    assert all(torch.equal(unbounded[n], expected[n]) for n in expected)
-    assert any(not torch.equal(bounded[n], expected[n]) for n in expected)
+        for added in ("", "+inco"):
+            expected = result(f"heteroavg{added}")
+            same = result(f"shrinkavg{added}", "shrink.rate=0.0")
+            other = result(f"shrinkavg{added}", "shrink.rate=0.01")
+            assert all(torch.equal(same[name], expected[name]) for name in expected)
+            assert any(not torch.equal(other[name], expected[name]) for name in expected)
+    finally:
+        methods.all_options.cache_clear()
 
 
 def test_the_plans_of_own_models_come_out_as_printed(
@@ -102,7 +110,7 @@ def test_the_plans_of_own_models_come_out_as_printed(
     from incofl.cli import app
 
     page = (ROOT / "docs" / "own-models.md").read_text()
-    (block,) = python_blocks(page)
+    (block,) = [code for code in python_blocks(page) if "class Classifier" in code]
     (tmp_path / "classifier.py").write_text(block)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -19,48 +19,36 @@ if TYPE_CHECKING:
     from incofl.task import TASKS, Metric, Task
     from incofl.transform import Context
 
-# The public names and where they are: imported when they are first used, so that the command line starts at once.
+__all__ = ["METHODS", "TASKS", "Axes", "Axis", "ClientRule", "Config", "Context", "Data", "InCo", "Layout", "Local"]
+__all__ += ["LocalSettings", "Method", "Metric", "Result", "Run", "ServerAdam", "ServerMomentum", "ServerRule"]
+__all__ += ["ServerSchedule", "ServerYogi", "Task", "Upload", "load_config", "load_model", "make_config", "make_model"]
+__all__ += ["mix", "run", "run_round"]
+# Where the public names are: imported when they are first used, so that the command line starts at once.
 _PLACES = {
-    "METHODS": "methods",
-    "TASKS": "task",
-    "Axes": "layout",
-    "Axis": "layout",
-    "ClientRule": "client",
-    "Config": "config",
-    "Context": "transform",
-    "Data": "data",
-    "InCo": "inco",
-    "Layout": "layout",
-    "Local": "client",
-    "LocalSettings": "client",
-    "Method": "method",
-    "Metric": "task",
-    "Result": "engine.run",
-    "Run": "engine.run",
-    "ServerAdam": "methods.server_optimizers",
-    "ServerMomentum": "methods.server_optimizers",
-    "ServerRule": "method",
-    "ServerSchedule": "methods.server_optimizers",
-    "ServerYogi": "methods.server_optimizers",
-    "Task": "task",
-    "Upload": "client",
-    "load_config": "config",
-    "load_model": "engine.load",
-    "make_config": "config",
-    "make_model": "models",
-    "mix": "inco",
-    "run": "engine.run",
-    "run_round": "engine.round",
+    "methods": "METHODS",
+    "task": "TASKS Metric Task",
+    "layout": "Axes Axis Layout",
+    "client": "ClientRule Local LocalSettings Upload",
+    "config": "Config load_config make_config",
+    "transform": "Context",
+    "data": "Data",
+    "inco": "InCo mix",
+    "method": "Method ServerRule",
+    "engine.run": "Result Run run",
+    "methods.server_optimizers": "ServerAdam ServerMomentum ServerSchedule ServerYogi",
+    "engine.load": "load_model",
+    "models": "make_model",
+    "engine.round": "run_round",
 }
-__all__ = [*_PLACES]
+_PLACE_OF = {name: place for place, names in _PLACES.items() for name in names.split()}
 __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _PLACE_OF:
         raise AttributeError(f"module 'incofl' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"incofl.{_PLACES[name]}"), name)
+    return getattr(importlib.import_module(f"incofl.{_PLACE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*_PLACES, "__version__"]
+    return [*__all__, "__version__"]

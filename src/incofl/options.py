@@ -6,7 +6,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 from incofl.errors import ConfigError, nearest
 
@@ -56,8 +56,8 @@ def checked_values(part: Any) -> dict[str, Any]:
     """The values of all fields, lists as tuples; one clear line for the first that its type does not allow."""
     import pydantic  # not needed by commands that only list names
 
-    values = {}
-    for name, (hint, adapter) in _adapters(type(part)).items():
+    values, cls = {}, cast(Any, type(part))
+    for name, (hint, adapter) in _adapters(cls).items():
         got = getattr(part, name)
         try:
             values[name] = adapter.validate_python(as_tuple(got), strict=True)

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from incofl.data import load_dataset
+from incofl.config import make_config
+from incofl.data import Data
+from incofl.engine.build import build_data
 from incofl.errors import DataError
 from tests.data.idx import idx
+from tests.sources import load_dataset
 
 CIFAR_NAMES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 
@@ -80,12 +83,16 @@ def test_cifar10_archives(cifar_bin: Path, cifar_py: Path, tmp_path: Path) -> No
 
 
 def test_a_limit_draws_some_training_examples(cifar_bin: Path) -> None:
-    data = load_dataset("cifar10", cifar_bin, limit=500, seed=1)
+    def limited(seed: int) -> Data:
+        overrides = ["data.name=cifar10", f"data.root={cifar_bin}", "data.limit=500", f"seed={seed}"]
+        return build_data(make_config({}, overrides))
+
+    data = limited(seed=1)
     assert len(data.train) == 500
     assert len(data.test) == 10_000
     assert torch.equal(data.train.x[:, 1, 0, 0].long(), data.train.y)
-    assert data.fingerprint() == load_dataset("cifar10", cifar_bin, limit=500, seed=1).fingerprint()
-    assert data.fingerprint() != load_dataset("cifar10", cifar_bin, limit=500, seed=2).fingerprint()
+    assert data.fingerprint() == limited(seed=1).fingerprint()
+    assert data.fingerprint() != limited(seed=2).fingerprint()
 
 
 def truncate(path: Path) -> None:

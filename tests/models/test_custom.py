@@ -201,4 +201,4 @@ def test_a_layout_without_classes_is_refused(method: str) -> None:
     )
     nameless = dataclasses.replace(federation, model=dataclasses.replace(federation.model, layout=bare))
     with pytest.raises(ConfigError, match="needs an axis named 'classes'"):
-        nameless.start()
+        nameless.check()

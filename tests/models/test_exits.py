@@ -1,14 +1,15 @@
 """ResNets with early exits, and how they are split."""
 
+import functools
+
 import pytest
 import torch
-from torch import nn
 
 from incofl.errors import ConfigError, LayoutError
-from incofl.layout import Layout
-from incofl.models import MODELS, Extend, ModelOptions, add_exits, make_model
+from incofl.methods.scalefl import ExitRule, ScaleFLOptions, exit_positions
+from incofl.models import MODELS, Extend, ModelOptions, make_model
 from incofl.models.resnet import ResNet
-from incofl.split import exit_positions, make_exit_splitter, submodel
+from incofl.split import submodel
 
 # Millions of parameters of the five levels, by the number of convolutions in an exit.
 MILLIONS = {
@@ -19,12 +20,8 @@ MILLIONS = {
 
 
 def exits(levels: int, convolutions: int = 3) -> Extend:
-    """Adds so many exits to a new model."""
-
-    def extend(module: nn.Module, layout: Layout) -> Layout:
-        return add_exits("model", module, exit_positions(len(layout.blocks), levels), convolutions)
-
-    return extend
+    """Adds an exit for each level to a new model, as ScaleFL does."""
+    return functools.partial(ExitRule(ScaleFLOptions(head_convs=convolutions)).extend, levels=levels)
 
 
 def test_positions() -> None:
@@ -38,7 +35,7 @@ def test_positions() -> None:
 @pytest.mark.parametrize("convs", [0, 1, 3])
 def test_sizes_of_the_levels(convs: int) -> None:
     model = make_model("resnet26", extend=exits(5, convs))
-    splitter = make_exit_splitter(model.layout)
+    splitter = ExitRule().splitter(model.layout, "hetero", 5)
     for level, millions in enumerate(MILLIONS[convs]):
         shapes = splitter.slice(model.layout, level, 0).shapes
         size = sum(torch.Size(s).numel() for n, s in shapes.items() if n in model.layout.parameters)
@@ -59,7 +56,7 @@ def test_the_trunk_starts_as_without_exits() -> None:
 def test_a_level_gives_the_logits_of_its_exits(level: int) -> None:
     """All of them in training, the last one in evaluation; and no gradient is lost."""
     model = make_model("resnet26", ModelOptions(width=0.125), extend=exits(5))
-    splitter = make_exit_splitter(model.layout)
+    splitter = ExitRule().splitter(model.layout, "hetero", 5)
     piece = splitter.slice(model.layout, level, 0)
     module = submodel(model.template, model.layout, piece)
     module.load_state_dict(piece.take(model.initial))
@@ -74,25 +71,15 @@ def test_a_level_gives_the_logits_of_its_exits(level: int) -> None:
 
 def test_the_largest_level_is_the_whole_model() -> None:
     model = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)), extend=exits(3))
-    piece = make_exit_splitter(model.layout).slice(model.layout, 2, 0)
+    piece = ExitRule().splitter(model.layout, "hetero", 3).slice(model.layout, 2)
     assert {name: tuple(value.shape) for name, value in model.initial.items()} == dict(piece.shapes)
-
-
-def test_widths_must_fit_the_exits() -> None:
-    model = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)), extend=exits(3))
-    with pytest.raises(LayoutError, match=r"split.levels: got 2 levels, expected 3, one per exit"):
-        make_exit_splitter(model.layout, (0.5, 1.0))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_without_exits_are_refused(name: str) -> None:
-    """With a line that lists all models that can have them."""
     options = ModelOptions(shape=(7,), vocabulary=5) if MODELS[name].input == "texts" else ModelOptions(width=0.125)
     if "resnet" in name:
         assert len(make_model(name, options, extend=exits(3)).layout.exits) == 3
     else:
-        known = ", ".join(other for other in MODELS if "resnet" in other)
-        with pytest.raises(
-            ConfigError, match=f"got 'model', expected a model with early exits for this method: {known}$"
-        ):
+        with pytest.raises(ConfigError, match="cannot have early exits, expected a ResNet or a model with a method"):
             make_model(name, options, extend=exits(3))

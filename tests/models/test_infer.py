@@ -14,7 +14,7 @@ from torch.nn import functional
 from incofl.errors import LayoutError
 from incofl.layout import Layout
 from incofl.models import MODELS, Family, ModelOptions
-from incofl.split import WidthSplitter, make_splitter, submodel
+from incofl.split import Splitter, make_splitter, submodel
 
 
 class Net(nn.Module):
@@ -264,8 +264,10 @@ def test_transformer_encoder() -> None:
 def test_parameters_that_do_not_train_change_nothing() -> None:
     """Without gradients torch's encoder may take a fast path, which has no rule; the layout does not depend on it."""
     frozen = encoder().requires_grad_(False)
-    layout = Layout.infer(frozen, TOKENS)
-    assert layout == Layout.infer(encoder(), TOKENS)
+    layout, trained = Layout.infer(frozen, TOKENS), Layout.infer(encoder(), TOKENS)
+    assert (layout.axes, layout.stages) == (trained.axes, trained.stages)
+    assert layout.frozen == trained.parameters
+    assert layout.shallow == {}
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
 
 
@@ -307,7 +309,7 @@ LAYOUTS = {name: Layout.infer(net, example) for name, (net, example) in NETS.ite
 @given(ratio=st.floats(0.05, 1), round=st.integers(0, 30), name=st.sampled_from(sorted(NETS)))
 def test_every_width_runs(ratio: float, round: int, name: str) -> None:
     (net, example), layout = NETS[name], LAYOUTS[name]
-    piece = WidthSplitter((ratio,), (layout.depth,), "rolling").slice(layout, 0, round)
+    piece = Splitter((ratio,), (layout.depth,), "rolling").slice(layout, 0, round)
     small = submodel(net, layout, piece)
     small.load_state_dict(piece.take(net.state_dict()))
     small(example).sum().backward()
@@ -340,7 +342,7 @@ def test_refusals(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_splitting_what_cannot_be_split() -> None:
     flat = Layout.infer(Net(lambda s, x: s.out(s.mid(x)), mid=nn.Linear(12, 8), out=nn.Linear(8, 5)), VECTORS)
-    with pytest.raises(LayoutError, match="expected 'hetero': the model has no repeated blocks to leave out"):
+    with pytest.raises(LayoutError, match="expected 'hetero': the model has no repeated blocks"):
         make_splitter(flat, "stage", 1)
     stiff = Net(
         lambda s, x: s.out(s.blocks(x)),

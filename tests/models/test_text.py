@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 import torch
-from incofl.resources import activation_bytes, costs, count_macs, unroll
 from torch import Tensor, nn
 
 from incofl.client import LocalSettings
+from incofl.costs import activation_bytes, costs, count_macs, unroll
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.models import Model, ModelOptions, make_model
 from incofl.models.text import StackedLstm, TextTransformer
 from incofl.models.transformer import Attention
-from incofl.split import WidthSplitter, make_splitter, submodel
+from incofl.split import Splitter, make_splitter, submodel
 
 TEXTS = ModelOptions(shape=(12,), classes=3, vocabulary=20)
 SEQUENCES = ModelOptions(shape=(12,), classes=20, vocabulary=20, sequence=True)
@@ -92,7 +92,7 @@ class TestBoth:
 
     def test_a_rolling_window_and_scaled_depth_can_be_trained(self, name: str) -> None:
         model = make_model(name, SEQUENCES)
-        rolling = WidthSplitter((0.3, 1.0), (model.layout.depth,) * 2, "rolling")
+        rolling = Splitter((0.3, 1.0), (model.layout.depth,) * 2, "rolling")
         for splitter in (rolling, make_splitter(model.layout, "hetero", 5, "scaled")):
             module, state = part_of(model, splitter, 0, round=7)
             module.train()(tokens()).sum().backward()
@@ -131,7 +131,7 @@ def test_an_lstm_by_hand() -> None:
     model = make_model("tiny-lstm", SEQUENCES, seed=1)
     w = model.initial
     rows = torch.cat([torch.arange(gate * 16, gate * 16 + 8) for gate in range(4)])  # the first half of each gate
-    module, _ = part_of(model, WidthSplitter((0.5,), ((1,),)), 0)
+    module, _ = part_of(model, Splitter((0.5,), ((1,),)), 0)
     x = tokens()
     embedded = w["embedding.weight"][x][:, :, :8]
     h = c = torch.zeros(4, 8)

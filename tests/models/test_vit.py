@@ -5,20 +5,20 @@ import json
 
 import pytest
 import torch
-from incofl.resources import count_macs
 from torch import Tensor
 from torch.nn import functional
 from typer.testing import CliRunner
 
 from incofl.cli import app
 from incofl.config import load_config, make_config
+from incofl.costs import count_macs
 from incofl.engine.build import build_model, build_splitter
 from incofl.errors import ConfigError
 from incofl.layout import Axis
 from incofl.models import Model, ModelOptions, make_model
 from incofl.models.model import shapes_of
 from incofl.models.vit import VisionTransformer, default_patch
-from incofl.split import WidthSplitter, make_splitter, submodel
+from incofl.split import Splitter, make_splitter, submodel
 from incofl.tensors import Tensors
 from tests.federations import run_rounds, tiny_config, tiny_federation
 
@@ -122,7 +122,7 @@ def test_a_slice_is_the_small_network_itself(kind: str, levels: object, level: i
 def test_heads_are_cut_whole_in_queries_keys_and_values() -> None:
     """By hand: heads 2 and 3 of four, eight channels each, in a matrix of 32 queries, 32 keys and 32 values."""
     model = tiny()
-    piece = WidthSplitter((0.5,), ((4,),), "rolling").slice(model.layout, 0, 2)
+    piece = Splitter((0.5,), ((4,),), "rolling").slice(model.layout, 0, 2)
     whole = torch.arange(96.0).view(-1, 1).expand(96, 32)
     rows = piece.take({"blocks.1.attn.qkv.weight": whole})["blocks.1.attn.qkv.weight"][:, 0]
     assert rows.tolist() == [*range(16, 32), *range(48, 64), *range(80, 96)]
@@ -189,7 +189,7 @@ def test_a_shallow_vit_has_as_many_levels_as_blocks() -> None:
 
 def test_the_papers_protocol() -> None:
     config = load_config("paper-vit-cifar10")
-    assert (config.data.side, config.split.kind, config.server.lr) == (224, "layer", 0.2)
+    assert (config.data.side, config.split.kind, config.methods["server"].lr) == (224, "layer", 0.2)
     assert (config.local.optimizer, config.local.lr, config.local.momentum) == ("sgd", 0.01, 0.9)
     assert config.local.weight_decay == 1e-5
     model = build_model(config)

@@ -110,7 +110,7 @@ def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
 
     def compared(number: int, what: str, ours: Sequence[float], theirs: Sequence[float], sign: int = 1) -> Observation:
         gap = paired(ours, theirs)
-        value = plus_minus(gap.mean, gap.half_width, "+", digits=3)
+        value = plus_minus(gap.mean, gap.half_width, "+.3f")
         return Observation(number, model, what, value, verdict_of(gap, sign) or "")
 
     for setting, own in settings.items():
