@@ -115,7 +115,7 @@ LAYOUT = Layout(
 def test_update_of_shared_layers_is_their_difference() -> None:
     before = Server(LAYOUT, {"a.w": torch.ones(4, 2), "b.w": torch.zeros(4, 2)})
     after = dataclasses.replace(before, shared={"a.w": torch.full((4, 2), 3.0), "b.w": torch.full((4, 2), -1.0)})
-    update = update_between(before, after, ["a.w", "b.w"], {})
+    update = update_between(before, after, ["a.w", "b.w"], [])
     assert torch.equal(update["a.w"], torch.full((4, 2), 2.0))
     assert torch.equal(update["b.w"], torch.full((4, 2), -1.0))
 
@@ -128,10 +128,10 @@ def test_update_of_separate_levels_is_the_mean_over_the_clients_that_hold_a_posi
     before = Server(LAYOUT, zeros)
     private = {0: {"a.w": half}, 1: {"a.w": torch.full((4, 2), 5.0), "b.w": torch.full((4, 2), 5.0)}}
     after = dataclasses.replace(before, private=private)
-    update = update_between(before, after, ["a.w", "b.w"], {0: (small, 3), 1: (cut(LAYOUT, ["a", "b"]), 1)})
+    update = update_between(before, after, ["a.w", "b.w"], [(0, small, 3), (1, cut(LAYOUT, ["a", "b"]), 1)])
     assert update["a.w"][:, 0].tolist() == [2, 2, 5, 5]  # (3 * 1 + 5) / 4, and level 1 alone
     assert update["b.w"][:, 0].tolist() == [5, 5, 5, 5]
-    nobody = update_between(before, before, ["a.w"], {})
+    nobody = update_between(before, before, ["a.w"], [])
     assert torch.equal(nobody["a.w"], torch.zeros(4, 2))
 
 

@@ -5,7 +5,6 @@ Each analysis is a module of this folder with a function ``figures(runs, out, op
 """
 
 import importlib
-import importlib.util
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +16,9 @@ import numpy as np
 
 from incofl.analysis.runs import RecordedRun, by_seed
 from incofl.engine.checkpoint import write_json
-from incofl.errors import ConfigError, IncoflError, RunError, nearest
+from incofl.errors import ConfigError, IncoflError, RunError, nearest, needs_extra
 
 NAMES = ("similarity", "features", "updates", "environments", "coefficients")
-EXTRA = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}  # modules of the extra ``analysis``, and their packages
 Found = TypeVar("Found")
 
 
@@ -113,9 +111,9 @@ def analyze(
     for name in NAMES if only is None else only or [""]:
         if name not in NAMES:
             raise ConfigError(f"--only: got {name!r}{nearest(name, NAMES)}")
-    for module, package in EXTRA.items():
-        if importlib.util.find_spec(module) is None:
-            raise RunError(f"analyze: needs {package}; try: pip install 'incofl[analysis]'")
+    with needs_extra("analysis", "analyze"):
+        importlib.import_module("matplotlib")
+        importlib.import_module("sklearn")
     wanted = [name for name in NAMES if name != "environments" or len(by_seed(runs)) > 1] if only is None else only
     done, problems, unrecorded = False, [], None
     for name in (name for name in NAMES if name in wanted):

@@ -72,7 +72,9 @@ def coefficients(run: RecordedRun) -> Coefficients | None:
     parts = layout.stages if len(layout.stages) > 1 else tuple((block,) for block in layout.blocks)
     stage = {block: f"stage {number}" for number, part in enumerate(parts, start=1) for block in part}
     group_of = {name: stage.get(layout.block_of[name.partition(",")[0]] or "", "stage 1") for name in records}
-    return Coefficients(kind, kind == "inco" and run.config.methods["inco"].optimise, Layers.of(group_of, records))
+    return Coefficients(
+        kind, kind == "inco" and bool(run.values.get("inco.optimise", True)), Layers.of(group_of, records)
+    )
 
 
 def derived(record: Record) -> dict[str, float]:

@@ -110,22 +110,22 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     if not others:
         raise RunError("environments: got runs of one setting, expected two, such as IID and non-IID")
     title = f"updates against those of {reference}: share of (deep layer, round) pairs in which shallow ones are closer"
-    findings, of_seed = Findings(title, [HEADINGS]), {run.config.seed: run for run in firsts}
+    findings, of_seed = Findings(title, [HEADINGS]), {run.seed: run for run in firsts}
 
     def look(run: RecordedRun) -> Layers:
-        if run.config.seed not in of_seed:
+        if run.seed not in of_seed:
             raise RunError(f"{run.name} has no run of {reference} with its seed")
-        return compare_runs(of_seed[run.config.seed], run)
+        return compare_runs(of_seed[run.seed], run)
 
     comparisons = []
     label_of = {run: label for label, group in others for run in group}
     for run, found in findings.of_each(list(label_of), look).items():
-        both = [of_seed[run.config.seed].name, run.name]
+        both = [of_seed[run.seed].name, run.name]
         higher = {what: shallow_higher(found, what) for what in ("cka", "debiased")}
         comparisons.append({"runs": both, **found.json(), "shallow_higher": higher, "relations": relations(found)})
         above = higher["cka"].lowest_above_highest.values()
         shares = [cell(test.pairs.share, ".0%") for test in higher.values()]
-        head = [" / ".join(both), str(run.config.seed), f"{found.rounds[0]}-{found.rounds[-1]}"]
+        head = [" / ".join(both), str(run.seed), f"{found.rounds[0]}-{found.rounds[-1]}"]
         findings.table.append([*head, *shares, f"{sum(above)} of {len(above)} groups"])
         suffix = "" if len(others) == 1 else "-" + re.sub(r"[^\w.+-]+", "-", label_of[run])
         if (path := out / f"cross_environment{suffix}.png") not in findings.files:  # one picture for each setting

@@ -10,7 +10,6 @@ belongs to it. All that share one are a group: a stage of a ResNet, a block of a
 """
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,11 +21,10 @@ from incofl.analysis.layers import Array, Contest, Layers, Record, groups_of, ro
 from incofl.analysis.plots import DEEP, SHALLOW, Axes, draw_ranges, drawn, finish_layers, short
 from incofl.analysis.runs import RecordedRun
 from incofl.analysis.smoothness import LEAST, QUANTILES, REACH, Shape, describe, floor, quantiles, step
-from incofl.engine.build import build_splitter, client_levels
+from incofl.engine.build import build_method, build_splitter, client_levels
 from incofl.errors import RunError
-from incofl.methods import find_method
 from incofl.server import Server
-from incofl.split import Slice, Splitter
+from incofl.split import Slice
 from incofl.tensors import Tensors
 
 # Less is smoother, for each of these measures; with their labels in figures.
@@ -54,40 +52,35 @@ def update_rounds(run: RecordedRun) -> list[int]:
     return rounds
 
 
+Holder = tuple[int, Slice, int]  # a level, its slice, and the number of clients of the cohort that hold it
+
+
 def updates(run: RecordedRun, names: Collection[str], rounds: Sequence[int]) -> Iterator[tuple[int, Tensors]]:
-    """Yields the aggregated updates of some parameters, round by round; each state is read once."""
-    cohorts = {row["round"]: row["clients"] for row in run.rows}
-    splitter = build_splitter(run.config, run.model)
+    """Yields the aggregated updates of some parameters, round by round; each state is read once, no data files."""
+    cohorts, method = {row["round"]: row["clients"] for row in run.rows}, build_method(run.config)
+    splitter = build_splitter(run.config, run.model, method)
+    levels, last = client_levels(run.config, len(splitter.depths)), len(splitter.depths) - 1
+    fixed = {"own": None, "smallest": 0}.get(method.level, last)
     after: Server | None = None
     for round in rounds:
         before = after if after is not None and after.round == round - 1 else run.server(round - 1)
         after = run.server(round)
-        yield round, update_between(before, after, names, _holders(run, splitter, cohorts[round], round))
+        cohort = [(levels[c] if fixed is None else fixed, c if splitter.by_client else None) for c in cohorts[round]]
+        slices = {key: splitter.slice(run.layout, key[0], round - 1, key[1]) for key in sorted(set(cohort))}
+        holders = [(key[0], slice_, cohort.count(key)) for key, slice_ in slices.items()]
+        yield round, update_between(before, after, names, holders)
 
 
-def update_between(
-    before: Server, after: Server, names: Collection[str], holders: Mapping[int, tuple[Slice, int]]
-) -> Tensors:
-    """Returns what a round did to some parameters; one that levels have for themselves is averaged over the holders.
-
-    ``holders`` has for each level of the cohort its slice and its number of clients.
-    """
+def update_between(before: Server, after: Server, names: Collection[str], holders: Sequence[Holder]) -> Tensors:
+    """Returns what a round did to some parameters; one that levels have for themselves is averaged over the holders."""
     private = {name for own in after.private.values() for name in own} & set(names)
     update = {name: after.shared[name] - before.shared[name] for name in names if name not in private}
     mean = Accumulator(before.layout)
-    for level, (slice_, clients) in holders.items():
+    for level, slice_, clients in holders:
         old, new = before.state(level), after.state(level)
         mean.add(Contribution(slice_, slice_.look({name: new[name] - old[name] for name in private}), clients))
     averaged = mean.mean().values
     return update | {name: averaged[name] for name in private if name in averaged}
-
-
-def _holders(run: RecordedRun, splitter: Splitter, clients: Sequence[int], round: int) -> dict[int, tuple[Slice, int]]:
-    """Returns for each level of a cohort its slice and its number of clients; needs no data files."""
-    levels = client_levels(run.config, len(splitter.depths))
-    fixed = {"smallest": 0, "largest": len(splitter.depths) - 1}.get(find_method(run.config.method).level)
-    cohort = Counter(levels[client] if fixed is None else fixed for client in clients)
-    return {level: (splitter.slice(run.layout, level, round - 1), count) for level, count in sorted(cohort.items())}
 
 
 def layers(run: RecordedRun) -> tuple[Layers, dict[str, dict[int, Shape]]]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from incofl.costs import human
 from incofl.engine.run_folder import Row
-from incofl.report.runs import Group, Points, ReportedRun, Sizes, Value, interval
+from incofl.report.runs import Group, Points, ReportedRun, Sizes, Value, interval, measure
 
 ValueOf = Callable[[ReportedRun], Value]
 Unit = Literal["number", "percent", "bytes"]
@@ -65,6 +65,12 @@ def say(value: float | None, unit: Unit) -> str:
     if value is None:
         return NONE
     return human(value, "B") if unit == "bytes" else f"{100 * value:.1f} %" if unit == "percent" else f"{value:.3g}"
+
+
+def metric_of(groups: Sequence[Group]) -> tuple[str, Unit]:
+    """Returns the name and the unit of the metric that takes the place of the accuracy."""
+    found = [run.metric for group in groups for run in group.runs]
+    return found[0][0], "percent" if all(metric.percent for _, metric in found) else "number"
 
 
 def digits(values: Iterable[float]) -> list[float]:
@@ -129,10 +135,10 @@ def bytes_so_far(run: ReportedRun) -> Value:
 
 
 # Figures of one panel with curves, by the section of the page: id, title, caption, value, unit and, unless it is the
-# round, what the horizontal axis shows.
+# round, what the horizontal axis shows. The metric is the accuracy, or what takes its place in other tasks.
 CURVES: dict[str, list[tuple[Any, ...]]] = {
     "curves": [
-        ("accuracy", "Test accuracy", "Mean of the levels, after each evaluated round.", in_row("accuracy"), "percent"),
+        ("accuracy", "Test {metric}", "Mean of the levels, after each evaluated round.", in_row("accuracy"), "metric"),
         ("loss", "Training loss", "Mean over the examples, while clients trained on them.", in_row("loss"), "number"),
     ],
     "inco": [
@@ -144,7 +150,14 @@ CURVES: dict[str, list[tuple[Any, ...]]] = {
     "communication": [
         ("bytes", "Bytes per round", "Down and up, uncompressed.", in_row("bytes_up", "bytes_down"), "bytes"),
         ("bytes-total", "Bytes in total", "Down and up, over the rounds so far.", bytes_so_far, "bytes"),
-        ("accuracy-bytes", "Accuracy by bytes", "Higher left is better.", in_row("accuracy"), "percent", bytes_so_far),
+        (
+            "accuracy-bytes",
+            "Test {metric} by bytes",
+            "By the bytes so far.",
+            in_row("accuracy"),
+            "metric",
+            bytes_so_far,
+        ),
         ("seconds", "Seconds per round", "Compare runs on one machine only.", in_row("seconds"), "number"),
     ],
     "fleet": [
@@ -158,8 +171,9 @@ CURVES: dict[str, list[tuple[Any, ...]]] = {
 def of_section(section: str, groups: Sequence[Group]) -> list[Figure]:
     """Draws the curves of a section; nothing where no run has values."""
     seeds = " Thin lines are single seeds." if any(len(group.runs) > 1 for group in groups) else ""
-    found = []
+    found, (metric, its_unit) = [], metric_of(groups)
     for id, title, caption, value_of, unit, *x_of in CURVES[section]:
+        title, unit = title.format(metric=metric), its_unit if unit == "metric" else unit
         if lines := curves(groups, value_of, *x_of):
             x, alt = "bytes" if x_of else "round", f"Curves of {title}. {endings(lines, unit)}"
             found.append(Figure(id, title, caption + seeds, alt, [Panel(lines, title.lower())], unit, x=x))
@@ -167,34 +181,35 @@ def of_section(section: str, groups: Sequence[Group]) -> list[Figure]:
 
 
 def by_level(groups: Sequence[Group]) -> list[Figure]:
-    """Draws the accuracy of each level: bars of the last ten rounds, and curves."""
+    """Draws the accuracy (or other metric) of each level: bars of the last evaluations, and curves."""
     levels = sorted({level for group in groups for run in group.runs for level in run.levels})
-    columns, said, single = [], [], len(groups) == 1
+    columns, said, single, (metric, unit) = [], [], len(groups) == 1, metric_of(groups)
     for group in groups:
-        found = {level: interval(run.last_ten(level) for run in group.runs) for level in levels}
+        found = {level: interval(run.tail(level) for run in group.runs) for level in levels}
         known = {level: one for level, one in found.items() if one is not None}
         half = digits(half or 0.0 for _, half in known.values()) if len(group.runs) > 1 else None
         means = {f"level {level}": mean for level, (mean, _) in known.items()}
         columns.append(Curve(group.label, group.index, list(means), digits(means.values()), half, group.index))
-        said.append(f"{group.label}: " + ", ".join(f"{name} {say(mean, 'percent')}" for name, mean in means.items()))
+        said.append(f"{group.label}: " + ", ".join(f"{name} {say(mean, unit)}" for name, mean in means.items()))
     seeds = any(len(group.runs) > 1 for group in groups)
     whiskers = " Whiskers: 95 % confidence interval (Student's t over seeds)." if seeds else ""
-    caption, alt = f"Mean of the last ten rounds.{whiskers}", f"Bars of the accuracy by level. {'; '.join(said)}."
+    how, title = measure(groups), metric.capitalize()
+    caption, alt = f"Test {metric}, {how}.{whiskers}", f"Bars of the {metric} by level. {'; '.join(said)}."
     names = [f"level {level}" for level in levels]  # the smallest first, whichever run comes first
-    panels, title = [Panel(columns, "test accuracy", range=[0, 1], bars=names)], "Accuracy by level, last ten rounds"
-    top = Figure("levels-last-ten", title, caption, alt, panels, "percent", "bars", "level", wide=not single)
+    panels = [Panel(columns, f"test {metric}", range=[0, 1] if unit == "percent" else None, bars=names)]
+    top = Figure("levels-last", f"{title} by level, {how}", caption, alt, panels, unit, "bars", "level", not single)
     values = {level: curves(groups, methodcaller("level", level)) for level in levels}
-    alt = " ".join(f"Level {level}: {endings(lines, 'percent')}" for level, lines in values.items())
+    alt = " ".join(f"Level {level}: {endings(lines, unit)}" for level, lines in values.items())
     if single:
         lines = [Curve(f"level {k}", k, found[-1].x, found[-1].y) for k, found in values.items() if found]
-        panels = [Panel(lines, "test accuracy")]
+        panels = [Panel(lines, f"test {metric}")]
     else:
         y = [value for lines in values.values() for curve in lines for value in curve.y] or [0, 1]
         room = 0.05 * (max(y) - min(y))
         same = [max(0, min(y) - room), max(y) + room]
-        panels = [Panel(lines, "test accuracy", f"level {k}", 250, same) for k, lines in values.items()]
-    title, note = "Accuracy by level over the rounds", "Level 0 is the smallest model, the last one the server model."
-    return [top, Figure("levels", title, note, alt, panels, "percent", wide=not single)]
+        panels = [Panel(lines, f"test {metric}", f"level {k}", 250, same) for k, lines in values.items()]
+    note = "Level 0 is the smallest model, the last one the server model."
+    return [top, Figure("levels", f"{title} by level over the rounds", note, alt, panels, unit, wide=not single)]
 
 
 def cohorts(groups: Sequence[Group]) -> Figure:

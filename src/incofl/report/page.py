@@ -13,10 +13,10 @@ from string import Template
 import incofl
 from incofl.analysis.analyze import default_out
 from incofl.engine.checkpoint import atomic_write
-from incofl.errors import RunError
+from incofl.errors import needs_extra
 from incofl.report import figures, tables
 from incofl.report.figures import Figure
-from incofl.report.runs import Group, ReportedRun, read_groups
+from incofl.report.runs import Group, ReportedRun, measure, read_groups
 
 # The pictures that ``incofl analyze`` draws, and what each shows.
 PICTURES = {
@@ -123,7 +123,7 @@ def _pictures(title: str, folder: Path) -> str:
 
 
 def _title(groups: Sequence[Group]) -> str:
-    data = ", ".join(dict.fromkeys(group.config.data.name for group in groups))
+    data = ", ".join(dict.fromkeys(str(group.runs[0].values["data.name"]) for group in groups))
     names = [group.label for group in groups] if len(groups) <= 3 else [f"{len(groups)} configurations"]
     return f"{', '.join(names[:-1])}{' and ' if len(names) > 1 else ''}{names[-1]} on {data}"
 
@@ -138,24 +138,22 @@ def _provenance(runs: Sequence[ReportedRun]) -> str:
 
 def _how(groups: Sequence[Group]) -> str:
     """Says what was run, in a sentence or two."""
-    config = groups[0].config
-    same = {(g.config.model.name, g.config.data.name, g.config.data.clients, g.config.cohort_size) for g in groups}
-    what = (
-        f"{config.model.name} at width {config.model.width:g}, {config.data.name}, {config.data.partition} partition, "
-        f"{config.data.clients} clients, {config.cohort_size} a round. "
-    )
+    keys = ("model.name", "data.name", "data.partition", "data.clients")
+    model, data, partition, clients = (groups[0].runs[0].values.get(key) for key in keys)
+    same = len({tuple(group.runs[0].values.get(key) for key in keys) for group in groups}) == 1
+    what = f"{model}, {data}, {partition} partition, {clients} clients. " if same else ""
     several = any(len(group.runs) > 1 for group in groups)
     seeds = " Several seeds: mean ± half width of the 95 % confidence interval (Student's t)." if several else ""
-    text = "Test accuracy in percent; by level over the last ten rounds."
-    return escape((what if len(same) == 1 else "") + text + seeds)
+    metric, unit = figures.metric_of(groups)
+    return escape(
+        f"{what}Test {metric}{' in percent' if unit == 'percent' else ''}; by level: {measure(groups)}.{seeds}"
+    )
 
 
 def plotly_js() -> str:
     """Returns the library that draws, whole."""
-    try:
+    with needs_extra("report", "report"):
         from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise RunError("report: needs plotly; try: pip install 'incofl[report]'") from None
     # The only text in it that would end the script element early stands in strings, where this means the same.
     return str(get_plotlyjs()).replace("</script", "<\\/script")
 
