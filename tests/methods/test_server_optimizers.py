@@ -121,9 +121,8 @@ def test_a_schedule_reaches_the_clients_and_the_optimisers() -> None:
     name = next(iter(constant[0].layout.parameters))
     assert torch.equal(constant[1].shared[name], decayed[1].shared[name])  # the first round is the same
     assert not torch.equal(constant[2].shared[name], decayed[2].shared[name])
-    whole, half = (
-        steps(ServerAdam(**o), [[1.0, 1.0]] * 2) for o in ({}, {"schedule": "step", "decay": 0.5, "decay_every": 1})
-    )  # type: ignore[arg-type]
+    optimisers = ServerAdam(), ServerAdam(schedule="step", decay=0.5, decay_every=1)
+    whole, half = (steps(optimiser, [[1.0, 1.0]] * 2) for optimiser in optimisers)
     assert float(half[1][0]) == pytest.approx(0.5 * float(whole[1][0]))
 
 
@@ -147,5 +146,5 @@ def test_adamw_nesterov_and_clipping_on_the_client() -> None:
     rms = LocalSettings(optimizer="torch.optim:RMSprop", lr=0.25).make_optimizer(parameters)
     assert isinstance(rms, torch.optim.RMSprop)
     assert rms.defaults["lr"] == 0.25
-    with pytest.raises(ConfigError, match="made a Linear|made a"):
+    with pytest.raises(ConfigError, match="made a Identity, expected a torch"):
         LocalSettings(optimizer="torch.nn:Identity").make_optimizer(parameters)
