@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-workers test-flower check format bench clean
+.PHONY: help demo test test-slow test-workers test-flower check format bench clean
 
 help:
 	@echo "make demo    train five sizes of a ResNet on the embedded digits (runs/demo)"
-	@echo "make test    run the tests; make test-workers: in worker processes; make test-flower: with Flower's processes"
+	@echo "make test    run the tests; make test-slow: the slower ones, end to end"
+	@echo "             make test-workers: in worker processes; make test-flower: with Flower's processes"
 	@echo "make check   format, lint, types: what CI runs before the tests"
 	@echo "make format  mend format and lint where that can be done"
 	@echo "make bench   run the benchmarks"
@@ -18,7 +19,11 @@ demo: $(READY)
 	$(BIN)/incofl run demo --out runs/demo
 
 test: $(READY)
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not flower"
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not flower and not slow"
+
+# Those that take longer than a few seconds.
+test-slow: $(READY)
+	$(BIN)/pytest -n 2 --dist loadgroup -m "slow and not flower"
 
 # Those that start Flower's own processes, one after the other.
 test-flower: $(READY)
@@ -53,5 +58,5 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "incofl needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ray,report,tensorboard]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)

@@ -22,7 +22,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from scipy.stats import t as student
+
+from incofl.statistics import mean_and_half_width
 
 HERE = Path(__file__).parent
 IMAGES = HERE / "images"
@@ -36,6 +37,12 @@ def save(figure: Figure, name: str) -> None:
     """Writes docs/images/NAME."""
     IMAGES.mkdir(exist_ok=True)
     figure.savefig(IMAGES / name, dpi=110, bbox_inches="tight")
+
+
+def intervals(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means over the seeds (rows), and half widths of their 95 % confidence intervals; 0 for one seed."""
+    found = [mean_and_half_width(column) for column in values.T]
+    return np.array([mean for mean, _ in found]), np.array([half or 0.0 for _, half in found])
 
 
 def demo(folder: Path) -> None:
@@ -64,10 +71,9 @@ def observations() -> None:
     for axes, model in zip(panels[:2], ("ResNet", "ViT"), strict=True):
         for setting, colour, marker in zip(settings, COLOURS, "osD^v", strict=True):
             own = [case["cka"] for case in cases if (case["model"], case["setting"]) == (model, setting)]
-            mean, n = np.mean(own, 0), len(own)
-            spread = student.ppf(0.975, n - 1) * np.std(own, 0, ddof=1) / np.sqrt(n)
+            mean, half = intervals(np.array(own))
             depth = np.arange(1, len(mean) + 1)
-            axes.errorbar(depth, mean, spread, color=colour, marker=marker, capsize=3, lw=1.5, ms=5, label=setting)
+            axes.errorbar(depth, mean, half, color=colour, marker=marker, capsize=3, lw=1.5, ms=5, label=setting)
         where = "stage" if model == "ResNet" else "block that all clients have"
         axes.set(
             xlabel=where,
@@ -99,10 +105,11 @@ def curves(name: str) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     for (method, runs), colour, dashes in zip(found.items(), (COLOURS[4], COLOURS[0]), ("--", "-"), strict=True):
         means = np.stack(runs).mean(2)  # (seed, round)
-        left.plot(rounds, means.mean(0), color=colour, ls=dashes, lw=2, marker="o", ms=4, label=method)
-        left.fill_between(rounds, means.min(0), means.max(0), color=colour, alpha=0.15, lw=0)
+        mean, half = intervals(means)
+        left.plot(rounds, mean, color=colour, ls=dashes, lw=2, marker="o", ms=4, label=method)
+        left.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.15, lw=0)
     left.set(xlabel="round", ylabel="test accuracy", xticks=rounds)
-    left.set_title("mean of the levels; bands span the seeds", loc="left", fontsize=10)
+    left.set_title("mean of the levels; bands: 95 % intervals", loc="left", fontsize=10)
     left.legend(frameon=False, fontsize=9, loc="lower right")
     levels = np.stack(runs).mean(0)  # (round, level)
     for level, colour in zip(range(levels.shape[1]), COLOURS, strict=False):
@@ -114,7 +121,7 @@ def curves(name: str) -> None:
 
 
 def buffers(data: str) -> None:
-    """Mean over the levels, and the smallest level, under both policies with and without InCo; bands span the seeds."""
+    """Mean over the levels, and the smallest level, under both policies; bands: 95 % confidence interval."""
     runs: list[dict[str, Any]] = json.loads((RESULTS / f"buffers-{data}.json").read_text())
     curves: dict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
     for run in runs:
@@ -129,17 +136,18 @@ def buffers(data: str) -> None:
             values = by_level[:, :, 0] if smallest else by_level.mean(2)
             colour, label = styles[policy]
             line = "-" if method == "incoavg" else "--"
-            axes.plot(rounds, values.mean(0), line, color=colour, lw=1.8, label=f"{method}, {label}")
-            axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.08, lw=0)
+            mean, half = intervals(values)
+            axes.plot(rounds, mean, line, color=colour, lw=1.8, label=f"{method}, {label}")
+            axes.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.08, lw=0)
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("round")
-    panels[0].set_ylabel("test accuracy")
+    panels[0].set(ylabel="test accuracy", ylim=(0, None))
     panels[1].legend(frameon=False, fontsize=8, loc="lower right")
     save(figure, f"buffers-{data}.png")
 
 
 def timeline(folder: Path) -> None:
-    """Who did what when in the last round, with its end enlarged: what a round has besides training."""
+    """Who did what when in the last round, with its end enlarged: what a round does in addition to training."""
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     who = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     spans = [(e["ts"] / 1e6, e["dur"] / 1e6, e["name"], who[e["tid"]]) for e in events if e["ph"] == "X"]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from incofl.client import ClientInput, ClientRule, Local, LocalSettings, evaluate, train
 from incofl.errors import ConfigError
+from incofl.task import CLASSIFICATION
 from incofl.tensors import clone
 
 
@@ -109,14 +110,22 @@ def test_evaluation_counts_every_example() -> None:
     """w = 1: x > 0 means class 0. Batches of three and one; three of four are right."""
     batches = [(torch.tensor([[1.0], [2.0], [-1.0]]), torch.tensor([0, 0, 0])), batch(-2.0, 1)]
     score = evaluate(Scalar(), {"w": torch.tensor(1.0)}, iter(batches))
-    assert score.accuracy == 0.75
+    assert CLASSIFICATION.values(score)["accuracy"] == 0.75
     expected = torch.log1p(torch.exp(torch.tensor([-1.0, -2.0, 1.0, -2.0]))).mean()
-    assert score.loss == pytest.approx(float(expected), rel=1e-5)
+    assert CLASSIFICATION.values(score)["loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("epochs", 0), ("batch_size", 1), ("lr", 0.0), ("momentum", 1.0), ("weight_decay", -0.1), ("optimizer", "lamb")],
+    [
+        ("epochs", 0),
+        ("batch_size", 1),
+        ("lr", 0.0),
+        ("momentum", 1.0),
+        ("weight_decay", -0.1),
+        ("optimizer", "lamb"),
+        ("nesterov", "yes"),
+    ],
 )
 def test_settings_out_of_range(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"local.{field}: got"):

@@ -110,7 +110,7 @@ def test_the_plans_of_own_models_come_out_as_printed(
     from incofl.cli import app
 
     page = (ROOT / "docs" / "own-models.md").read_text()
-    (block,) = python_blocks(page)
+    (block,) = [code for code in python_blocks(page) if "class Classifier" in code]
     (tmp_path / "classifier.py").write_text(block)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

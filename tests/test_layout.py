@@ -74,3 +74,15 @@ def test_counterparts_across_blocks() -> None:
     assert found["layer2.1.conv2.weight"] == "layer2.0.conv2.weight"
     assert "layer2.1.conv1.weight" not in found
     assert not any(".bn" in name for name in found)
+
+
+def test_axes_of_layers() -> None:
+    """Weights have outputs, inputs and a whole kernel, vectors the outputs; the axes of an entry come first."""
+    stream, image = Axis("stream", 4), Axis("image", 3)
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 2))
+    axes = {"0": (stream, image), "1": (stream,), "2": (None, stream), "1.running_var": (None,)}
+    found = Layout.of(module, axes, (), {}).axes
+    assert found["0.weight"] == (stream, image, None, None)
+    assert found["0.bias"] == found["1.weight"] == found["1.running_mean"] == (stream,)
+    assert found["1.num_batches_tracked"] == ()
+    assert (found["2.weight"], found["2.bias"], found["1.running_var"]) == ((None, stream), (None,), (None,))

@@ -10,6 +10,7 @@ from incofl.models import ModelOptions, make_model
 from incofl.server import Change, Changes, Server
 from incofl.split import make_splitter
 from incofl.tensors import Tensors, clone
+from incofl.transform import Context, Record, Stateless
 
 MODEL = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)))
 SPLITTER = make_splitter(MODEL.layout, "stage", 3)
@@ -101,5 +102,13 @@ def test_a_transform_cannot_move_what_nobody_held() -> None:
     layout = Layout({"w": (None,)}, {"w": (2,)}, (), {}, frozenset())
     server = Server(layout, {"w": torch.tensor([1.0, 2.0])})
     changes = Changes(Change(CoveredMean({"w": torch.tensor([3.0, 0.0])}, {"w": weight})))
-    after = server.advance(changes.with_update({"w": torch.tensor([30.0, 40.0])}))
+
+    class Careless(Stateless):
+        name = "careless"
+
+        def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
+            return {"w": torch.tensor([30.0, 40.0])}, state, {}
+
+    changes, _ = changes.transformed(Careless(), server)
+    after = server.advance(changes)
     assert after.shared["w"].tolist() == [31.0, 2.0]

@@ -188,6 +188,12 @@ def test_exact_expectations_agree_with_sampling() -> None:
     assert abs(sampled.mean() - client.loss(end)) < 5 * sampled.std() / samples**0.5
 
 
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "theory.md").read_text()
+    exec(page.partition("```python no-run\n")[2].partition("```")[0], {})
+    assert [float(number) > 0 for number in capsys.readouterr().out.split()] == [True, True]
+
+
 def test_the_page_prints_what_the_check_prints(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[1] / "docs" / "theory.md").read_text()
     main()

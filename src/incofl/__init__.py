@@ -19,38 +19,10 @@ if TYPE_CHECKING:
     from incofl.task import TASKS, Metric, Task
     from incofl.transform import Context
 
-__all__ = [
-    "METHODS",
-    "TASKS",
-    "Axes",
-    "Axis",
-    "ClientRule",
-    "Config",
-    "Context",
-    "Data",
-    "InCo",
-    "Layout",
-    "Local",
-    "LocalSettings",
-    "Method",
-    "Metric",
-    "Result",
-    "Run",
-    "ServerAdam",
-    "ServerMomentum",
-    "ServerRule",
-    "ServerSchedule",
-    "ServerYogi",
-    "Task",
-    "Upload",
-    "load_config",
-    "load_model",
-    "make_config",
-    "make_model",
-    "mix",
-    "run",
-    "run_round",
-]
+__all__ = ["METHODS", "TASKS", "Axes", "Axis", "ClientRule", "Config", "Context", "Data", "InCo", "Layout", "Local"]
+__all__ += ["LocalSettings", "Method", "Metric", "Result", "Run", "ServerAdam", "ServerMomentum", "ServerRule"]
+__all__ += ["ServerSchedule", "ServerYogi", "Task", "Upload", "load_config", "load_model", "make_config", "make_model"]
+__all__ += ["mix", "run", "run_round"]
 # Where the public names are: imported when they are first used, so that the command line starts at once.
 _PLACES = {
     "methods": "METHODS",

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from incofl.client import LocalSettings
 from incofl.config import read_toml
 from incofl.errors import ConfigError, nearest
-from incofl.inputs import Inputs, call
+from incofl.inputs import Inputs, call, map_inputs
 from incofl.method import Method
 from incofl.models import Model
 from incofl.server import Server
@@ -69,26 +69,41 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
     found = []
     for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
         slice_ = splitter.slice(model.layout, level, 0)
-        module = submodel(model.template, model.layout, slice_).to("meta")
-        unroll(module)
         parameters = sum(math.prod(slice_.shapes[name]) for name in model.layout.parameters & slice_.shapes.keys())
         transfer, overhead = slice_.num_bytes(model.initial), method_overhead(model, slice_, level, method)
         # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
         copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
         frozen = sum(math.prod(slice_.shapes[name]) for name in slice_.frozen)
-        activations = activation_bytes(module, model.example(settings.batch_size))
+        macs, activations = forward_costs(model, slice_, settings.batch_size)
         cost = Cost(
             level=level,
             blocks=depth,
             width=width,
             parameters=parameters,
-            macs=count_macs(module, model.example(1)),
+            macs=macs,
             bytes_down=transfer + overhead.received,
             bytes_up=transfer + overhead.uploaded,
             memory=4 * (copies * parameters + frozen) + activations + overhead.held,
         )
         found.append(cost)
     return found
+
+
+def forward_costs(model: Model, slice_: Slice, batch_size: int) -> tuple[int, int]:
+    """Returns the multiply-accumulates of one example, and the bytes that autograd keeps for a batch.
+
+    They are counted on the meta device, or on the CPU if the module cannot run on meta.
+    """
+    module = submodel(model.template, model.layout, slice_).to("meta")
+    unroll(module)
+    one, batch = model.example(1), model.example(batch_size)
+    try:
+        with torch.device("meta"):  # for tensors that forward makes
+            return count_macs(module, one), activation_bytes(module, batch)
+    except Exception:  # for example, forward looks at values
+        module = submodel(model.template, model.layout, slice_)
+        one, batch = (map_inputs(lambda x: torch.zeros_like(x, device="cpu"), inputs) for inputs in (one, batch))
+        return count_macs(module, one), activation_bytes(module, batch)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """What a model is called with: a tensor, a tuple of tensors, or a dict of tensors."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
+_T = TypeVar("_T")
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 
 
-def map_inputs(f: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+def map_inputs(f: Callable[[Tensor], _T], inputs: Inputs) -> _T | tuple[_T, ...] | dict[str, _T]:
     """Applies a function to every tensor of the inputs."""
     if isinstance(inputs, tuple):
         return tuple(f(value) for value in inputs)

@@ -71,14 +71,22 @@ class Layout:
         shallow: Mapping[str, str],
         exits: Mapping[str, int] | None = None,
     ) -> "Layout":
-        """Reads shapes, buffers and frozen entries off a module; entries without ``axes`` are always held whole."""
+        """Reads shapes, buffers and frozen entries off a module; entries without ``axes`` are always held whole.
+
+        ``axes`` has the names of entries, or of layers with the outputs and inputs of each: a weight has both, and
+        perhaps a kernel that is always whole; a bias or a statistic has the outputs only.
+        """
+
+        def of_layer(name: str, dims: int) -> Axes:
+            return (*axes.get(name.rpartition(".")[0], ()), *[None] * dims)[:dims]
+
         state = module.state_dict()
         frozen = frozen_entries(module) & state.keys()
         parameters = {name for name, _ in module.named_parameters()}
         if tied := {name for name, _ in module.named_parameters(remove_duplicate=False)} - parameters:
             raise LayoutError(f"layout: {min(tied)!r} is the same tensor as another parameter; untie them first")
         return cls(
-            axes={name: axes.get(name, (None,) * value.dim()) for name, value in state.items()},
+            axes={name: axes[name] if name in axes else of_layer(name, value.dim()) for name, value in state.items()},
             shapes={name: tuple(value.shape) for name, value in state.items()},
             stages=tuple(tuple(stage) for stage in stages),
             shallow=dict(shallow),

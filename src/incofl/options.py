@@ -6,7 +6,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 from incofl.errors import ConfigError, nearest
 
@@ -56,8 +56,8 @@ def checked_values(part: Any) -> dict[str, Any]:
     """The values of all fields, lists as tuples; one clear line for the first that its type does not allow."""
     import pydantic  # not needed by commands that only list names
 
-    values = {}
-    for name, (hint, adapter) in _adapters(type(part)).items():
+    values, cls = {}, cast(Any, type(part))
+    for name, (hint, adapter) in _adapters(cls).items():
         got = getattr(part, name)
         try:
             values[name] = adapter.validate_python(as_tuple(got), strict=True)
@@ -96,8 +96,8 @@ def expected(hint: Any) -> str:
         base, *bounds = typing.get_args(hint)
         found = {key: getattr(bound, key) for bound in bounds for key in _SIGNS if hasattr(bound, key)}
         if found.keys() == {"ge", "le"}:
-            return f"{expected(base)} from {found['ge']} to {found['le']}"
-        return " ".join([expected(base), " and ".join(f"{_SIGNS[key]} {value}" for key, value in found.items())])
+            return f"{expected(base)} from {found['ge']:g} to {found['le']:g}"
+        return " ".join([expected(base), " and ".join(f"{_SIGNS[key]} {value:g}" for key, value in found.items())])
     if origin is Literal:
         return either(repr(choice) for choice in typing.get_args(hint))
     if origin in (typing.Union, types.UnionType):

@@ -7,10 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+Row = TypeVar("Row", bound=Mapping[str, Any])
 FEWEST_POINTS = 3  # two points always correlate perfectly
 
 
@@ -144,7 +145,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [float((array < value).sum() + (array <= value).sum()) / 2 for value in array]
 
 
-def tail(evaluated: Sequence[Mapping[str, Any]], rounds: int | None = None) -> list[Mapping[str, Any]]:
+def tail(evaluated: Sequence[Row], rounds: int | None = None) -> list[Row]:
     """Returns the evaluations by which a run is judged: those in the last ten rounds, but at most a fifth of all.
 
     At least one is returned. With ``rounds``, it is all evaluations in that many last rounds.

@@ -27,7 +27,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for method in ("heteroavg", "incoavg"):
         for seed in (0, 1):
             config = tiny_config(f"method={method}", f"seed={seed}", "data.limit=120", "rounds=3", "record.every=1")
-            run_federation(config, out / f"{method}-s{seed}")
+            run_federation(config, out / f"{method}-s{seed}", progress=False)
     return out
 
 
@@ -89,17 +89,17 @@ def test_several_runs(comparison: Path, tmp_path: Path, incofl: Shell) -> None:
 def test_what_cannot_be_analysed_is_said(tmp_path: Path, incofl: Shell) -> None:
     """Without recorded rounds there is no course; texts without classes have no features of a class."""
     write_shakespeare(tmp_path)
-    run_federation(text_config(tmp_path, "tiny-lstm", "rounds=1"), tmp_path / "run")
+    run_federation(text_config(tmp_path, "tiny-lstm", "rounds=1"), tmp_path / "run", progress=False)
     code, out, err = incofl("analyze", tmp_path / "run", *FEW, "--only", "similarity,features")
     assert (code, err) == (0, "")
     said = " ".join(out.split())
     assert "1 recorded round(s), too few for its course; run it with record.every" in said
-    assert "its texts have no class of their own" in said
+    assert "its examples have no class of their own" in said
     assert pictures(tmp_path / "run" / "analysis") == {"similarity.png", "similarity-heatmaps.png"}
 
 
 def test_a_run_that_recorded_no_rounds_says_so_and_gets_the_other_analyses(tmp_path: Path, incofl: Shell) -> None:
-    run_federation(tiny_config("method=incoavg", "data.limit=120", "rounds=2"), tmp_path / "mine")
+    run_federation(tiny_config("method=incoavg", "data.limit=120", "rounds=2"), tmp_path / "mine", progress=False)
     code, out, err = incofl("analyze", tmp_path / "mine", *FEW)
     assert code == 2
     assert err.count("\n") == 1
@@ -112,7 +112,51 @@ def test_a_run_that_recorded_no_rounds_says_so_and_gets_the_other_analyses(tmp_p
     assert (code, err.count("\n")) == (2, 1)
 
 
-@pytest.mark.parametrize(("module", "package"), [("matplotlib", "matplotlib"), ("sklearn", "scikit-learn")])
+OWN = """
+import torch
+from torch import nn
+
+from incofl import Data
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Linear(4, 16)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4))
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, a, b):
+        x = self.start(a * b)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x).squeeze(1)
+
+
+stream = torch.Generator().manual_seed(0)
+inputs = {"a": torch.randn(90, 4, generator=stream), "b": torch.randn(90, 4, generator=stream)}
+data = Data((inputs, inputs["a"].sum(1)), (inputs, inputs["a"].sum(1)))
+"""
+
+
+def test_own_model_and_data_of_another_task(tmp_path: Path, incofl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named inputs and a regression: no classes, so no features of one, and RMSE in the place of the accuracy."""
+    (tmp_path / "ours.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    config = {"rounds": 3, "cohort": 4, "task": {"name": "regression"}, "record": {"every": 1}}
+    config |= {"model": {"name": "ours:Net"}, "data": {"name": "ours:data", "clients": 4, "partition": "iid"}}
+    run_federation(config | {"split": {"levels": 2}, "local": {"epochs": 1}}, tmp_path / "run", progress=False)
+    code, out, err = incofl("analyze", tmp_path / "run", *FEW)
+    assert (code, err) == (0, "")
+    assert "its examples have no class of their own" in " ".join(out.split())
+    found = json.loads((tmp_path / "run" / "analysis" / "similarity.json").read_text())
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert found["history"][-1]["accuracy"] == row["accuracy"] > 0
+    assert found["history"][-1]["client_accuracy"] > 0
+    assert {"similarity.png", "updates.png"} <= pictures(tmp_path / "run" / "analysis")
+
+
+@pytest.mark.parametrize(("module", "package"), [("matplotlib", "matplotlib"), ("sklearn", "sklearn")])
 def test_a_missing_extra_is_one_line(
     comparison: Path, incofl: Shell, monkeypatch: pytest.MonkeyPatch, module: str, package: str
 ) -> None:

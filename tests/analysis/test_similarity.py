@@ -36,7 +36,7 @@ def record(config: Config, out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[t
                 sent.update({(server.round, upload.client): upload for upload in uploads})
                 yield list(uploads)
 
-    monkeypatch.setattr(sys.modules["incofl.engine.run"], "InProcess", Recording)
+    monkeypatch.setattr(sys.modules["incofl.engine.backend"], "InProcess", Recording)
     monkeypatch.setenv("INCOFL_WORKERS", "1")
     run_federation(config, out)
     return sent

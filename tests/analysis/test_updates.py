@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,19 +11,12 @@ import torch
 
 from incofl.analysis.analyze import NotRecordedError
 from incofl.analysis.cka import cka_matrix, gram
-from incofl.analysis.environments import Compared, Pair, compare_updates, matrix
+from incofl.analysis.environments import compare_updates, matrix, normalised, relations, shallow_higher
 from incofl.analysis.environments import figures as cross_environment
+from incofl.analysis.layers import Layers, groups_of
 from incofl.analysis.runs import RecordedRun
-from incofl.analysis.smoothness import Shape, describe, floor, histogram, quantiles, roughness, step
-from incofl.analysis.updates import (
-    Layer,
-    figures,
-    groups_of,
-    shallow_smoother,
-    update_between,
-    update_rounds,
-    updates,
-)
+from incofl.analysis.smoothness import describe, floor, histogram, quantiles, roughness, step
+from incofl.analysis.updates import figures, shallow_smoother, update_between, update_rounds, updates
 from incofl.engine.run import run
 from incofl.errors import RunError
 from incofl.layout import Axis, Layout
@@ -121,7 +115,7 @@ LAYOUT = Layout(
 def test_update_of_shared_layers_is_their_difference() -> None:
     before = Server(LAYOUT, {"a.w": torch.ones(4, 2), "b.w": torch.zeros(4, 2)})
     after = dataclasses.replace(before, shared={"a.w": torch.full((4, 2), 3.0), "b.w": torch.full((4, 2), -1.0)})
-    update = update_between(before, after, ["a.w", "b.w"], {})
+    update = update_between(before, after, ["a.w", "b.w"], [])
     assert torch.equal(update["a.w"], torch.full((4, 2), 2.0))
     assert torch.equal(update["b.w"], torch.full((4, 2), -1.0))
 
@@ -134,10 +128,10 @@ def test_update_of_separate_levels_is_the_mean_over_the_clients_that_hold_a_posi
     before = Server(LAYOUT, zeros)
     private = {0: {"a.w": half}, 1: {"a.w": torch.full((4, 2), 5.0), "b.w": torch.full((4, 2), 5.0)}}
     after = dataclasses.replace(before, private=private)
-    update = update_between(before, after, ["a.w", "b.w"], {0: (small, 3), 1: (cut(LAYOUT, ["a", "b"]), 1)})
+    update = update_between(before, after, ["a.w", "b.w"], [(0, small, 3), (1, cut(LAYOUT, ["a", "b"]), 1)])
     assert update["a.w"][:, 0].tolist() == [2, 2, 5, 5]  # (3 * 1 + 5) / 4, and level 1 alone
     assert update["b.w"][:, 0].tolist() == [5, 5, 5, 5]
-    nobody = update_between(before, before, ["a.w"], {})
+    nobody = update_between(before, before, ["a.w"], [])
     assert torch.equal(nobody["a.w"], torch.zeros(4, 2))
 
 
@@ -145,18 +139,26 @@ def test_groups_have_a_shallow_layer_and_its_deep_ones() -> None:
     assert groups_of(LAYOUT) == {"a.w": "a.w", "b.w": "a.w"}
 
 
-def layer(group: str, *roughness: float) -> Layer:
-    shape = Shape(100, 0.0, 0.0, 0.0, 1.0, (0.0,) * 5, 1.0, np.ones(8))
-    return Layer(group, {r: dataclasses.replace(shape, roughness=v) for r, v in enumerate(roughness)}, {}, {})
+def made(what: str, group_of: dict[str, str], **values: list[float]) -> Layers:
+    return Layers.of(group_of, {name: {r: {what: v} for r, v in enumerate(own)} for name, own in values.items()})
 
 
 def test_shallow_smoother_counts_pairs_and_layers() -> None:
-    found = {"s": layer("s", 1, 1, 1), "d": layer("s", 2, 2, 0), "e": layer("s", 3, 0.5, 0.5), "t": layer("t", 1)}
+    group_of = {"s": "s", "d": "s", "e": "s", "t": "t"}
+    found = made("roughness", group_of, s=[1, 1, 1], d=[2, 2, 0], e=[3, 0.5, 0.5], t=[1])
     test = shallow_smoother(found, "roughness")
     assert (test.pairs.wins, test.pairs.losses) == (3, 3)
     assert (test.layers.wins, test.layers.losses) == (1, 1)  # medians of the differences: 1 and -0.5
     assert test.by_group == {"s": 0.5}
-    assert shallow_smoother(found, "step").pairs.share is None
+    assert test.lowest_above_highest == {"s": False}
+    lonely = made("step", {"d": "s"}, d=[1, 2])
+    assert shallow_smoother(lonely, "step").pairs.share is None
+
+
+def test_the_size_of_the_kurtosis_counts() -> None:
+    found = made("kurtosis", {"s": "s", "d": "s"}, s=[0.5, -0.5], d=[-1.0, 1.0])
+    assert shallow_smoother(found, "kurtosis").pairs.wins == 2
+    assert shallow_smoother(found, "kurtosis").lowest_above_highest == {"s": True}
 
 
 def test_similarity_of_equal_rotated_and_unrelated_updates() -> None:
@@ -165,14 +167,14 @@ def test_similarity_of_equal_rotated_and_unrelated_updates() -> None:
     turn = torch.linalg.qr(torch.randn(72, 72, generator=rng))[0]
     turned = compare_updates(one, 3 * (one.reshape(16, 72) @ turn).reshape(one.shape))
     assert turned is not None
-    assert turned.cka == pytest.approx(1, abs=1e-5)
-    assert turned.debiased == pytest.approx(1, abs=1e-5)
+    assert turned["cka"] == pytest.approx(1, abs=1e-5)
+    assert turned["debiased"] == pytest.approx(1, abs=1e-5)
     unrelated = compare_updates(one, other)
     assert unrelated is not None
-    assert unrelated.cka == pytest.approx(float(cka_matrix([gram(matrix(one)), gram(matrix(other))])[0, 1]))
-    assert unrelated.cka == pytest.approx(unrelated.chance, abs=0.05)  # both far from 0
-    assert unrelated.cka > 0.7
-    assert unrelated.debiased == pytest.approx(0, abs=0.15)
+    assert unrelated["cka"] == pytest.approx(float(cka_matrix([gram(matrix(one)), gram(matrix(other))])[0, 1]))
+    assert unrelated["cka"] == pytest.approx(unrelated["chance"], abs=0.05)  # both far from 0
+    assert unrelated["cka"] > 0.7
+    assert unrelated["debiased"] == pytest.approx(0, abs=0.15)
     assert compare_updates(one, torch.zeros_like(one)) is None
     assert compare_updates(torch.ones(4, 3), torch.randn(4, 3, generator=rng)) is None  # no output differs
 
@@ -180,36 +182,36 @@ def test_similarity_of_equal_rotated_and_unrelated_updates() -> None:
 def test_statistics_of_two_updates_by_hand() -> None:
     pair = compare_updates(torch.tensor([1.0, 2, 3, 6]), torch.tensor([-1.0, -2, -3, -6]))
     assert pair is not None
-    assert pair.cka == pytest.approx(1)  # of vectors CKA is the squared correlation
-    assert pair.mean == pytest.approx(3)
-    assert pair.variance == pytest.approx(14 / 3)
-    assert pair.covariance == pytest.approx(-14 / 4)
-    assert pair.difference == pytest.approx(6)
-    assert pair.roughness is None  # four elements have no distribution
+    assert pair["cka"] == pytest.approx(1)  # of vectors CKA is the squared correlation
+    assert pair["mean"] == pytest.approx(3)
+    assert pair["variance"] == pytest.approx(14 / 3)
+    assert pair["covariance"] == pytest.approx(-14 / 4)
+    assert pair["difference"] == pytest.approx(6)
+    assert math.isnan(pair["roughness"])  # four elements have no distribution
 
 
-def pair(cka: float, variance: float = 1.0) -> Pair:
-    return Pair(cka, 0.5, cka, 1.0, variance, 1.0, 1.0, None)
+def pair(cka: float, variance: float = 1.0) -> dict[str, float]:
+    return {"cka": cka, "variance": variance, "roughness": math.nan, "mean": 1.0, "covariance": 1.0, "difference": 1.0}
 
 
 def test_shallow_higher_and_relations_by_hand() -> None:
-    layers = {
+    records = {
         "s": {1: pair(0.8, 2), 2: pair(0.6, 2)},
         "d": {1: pair(0.5, 4), 2: pair(0.3, 4)},
         "e": {1: pair(0.4, 6), 2: pair(0.7, 6)},
         "t": {1: pair(0.9, 1)},
         "f": {1: pair(0.2, 9)},
     }
-    group_of = {"s": "s", "d": "s", "e": "s", "t": "t", "f": "t"}
-    found = Compared(group_of, layers)
-    higher = found.shallow_higher()
+    found = Layers.of({"s": "s", "d": "s", "e": "s", "t": "t", "f": "t", "untrained": "t"}, records)
+    assert "untrained" not in found.group_of
+    higher = shallow_higher(found)
     assert (higher.pairs.wins, higher.pairs.losses) == (4, 1)
     assert (higher.layers.wins, higher.layers.losses) == (3, 0)
     assert higher.lowest_above_highest == {"s": False, "t": True}
-    assert found.normalised("variance") == {"s": 1, "d": 2, "e": 3, "t": 1, "f": 9}
-    assert found.normalised("cka")["s"] == pytest.approx(0.7 / 0.4)
-    assert found.relations()["variance"].points == 5
-    assert found.relations()["roughness"].points == 0
+    assert normalised(found, "variance") == {"s": 1, "d": 2, "e": 3, "t": 1, "f": 9}
+    assert normalised(found, "cka")["s"] == pytest.approx(0.7 / 0.4)
+    assert relations(found)["variance"].points == 5
+    assert relations(found)["roughness"].points == 0
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +296,7 @@ def test_a_run_is_like_itself(recorded: dict[str, RecordedRun], tmp_path: Path) 
     one = recorded["hetero"]
     names = list(one.layout.shallow)
     (_, update), *_ = updates(one, names, update_rounds(one))
-    assert all((p := compare_updates(update[n], update[n])) is None or p.cka == pytest.approx(1) for n in names)
+    assert all((p := compare_updates(update[n], update[n])) is None or p["cka"] == pytest.approx(1) for n in names)
 
 
 def test_histograms_grow_with_the_number_of_elements() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -170,6 +171,18 @@ def test_a_method_that_gives_everybody_the_smallest_level_is_shown_so(incofl: Sh
     assert [level["clients"] for level in plan["levels"]] == [10, 0, 0]
 
 
+def test_devices_that_cannot_hold_the_largest_level_take_no_part(incofl: Shell, fleet: Path) -> None:
+    options = [*TINY, "--method", "largestonly", "--devices", fleet]
+    plan = json.loads(incofl("plan", *options, "--json")[1])
+    assert [device["level"] for device in plan["devices"]] == [None, 2]
+    assert [level["clients"] for level in plan["levels"]] == [0, 0, 4]
+    assert re.search(r"phone +6 +12 kB +- +- +none +-", incofl("plan", *options)[1])
+    fleet.write_text(DEVICES.partition('[[device]]\nname = "workstation')[0])
+    assert "mean over the 0 clients" in incofl("plan", *options)[1]
+    code, _, err = incofl("run", *options)
+    assert (code, "largestonly needs clients of the largest level, and no client can hold it" in err) == (2, True)
+
+
 @pytest.mark.parametrize("key", ["data.clients=7", "split.counts=[5,3,2]", " data.clients = 7"])
 def test_a_fleet_and_another_number_of_clients_are_refused(incofl: Shell, fleet: Path, key: str) -> None:
     for command in ("plan", "run"):
@@ -325,18 +338,18 @@ def test_help(incofl: Shell) -> None:
         (["run", "--set", "split.levels=10"], "split.levels: got 10 levels, expected 1 to 9"),
         (["run", "--set", "split.kind=layer"], "split.levels: got 5 levels, expected 1 to 3"),
         (["run", "--set", "split.counts=[20]"], "split.counts: got 1 numbers, expected 5, one per level"),
-        (["run", "--set", "data.name=cifar10"], "cifar10: nothing found in"),
-        (["run", "--set", "data.name=fashion-mnist"], "fashion-mnist: no folder fashion-mnist in"),
+        (["run", "--set", "data.name=cifar10"], "cifar10: no cifar-10-batches-bin or "),
+        (["run", "--set", "data.name=fashion-mnist"], "fashion-mnist: no fashion-mnist or FashionMNIST/raw in"),
         (["run", "nowhere.toml"], "nowhere.toml: no such file, nor a preset"),
         (["run", "--resume"], "--resume: got no --out"),
         (["run", "--resume", "--out", "typo"], "typo: holds no run to resume; check --out"),
         (["run", "--set", "split.levels=[]"], "split.levels: got an empty list"),
         (["run", "--set", "engine.device=toaster"], "engine.device: got 'toaster', expected a device of this machine"),
-        (["run", "--set", "prox.mu=-1"], "prox.mu: got -1.0, expected a number >= 0"),
+        (["run", "--set", "prox.mu=-1"], "prox.mu: got -1, expected a number >= 0"),
         (["run", "--set", "moon.projection=-1"], "moon.projection: got -1, expected a whole number from 0 to 65536"),
         (
             ["run", "--method", "scalefl", "--set", "model.name=tiny-mlp"],
-            "model.name: got 'tiny-mlp', expected a model with early exits for this method: resnet10, ",
+            "model.name: ResidualMlp cannot have early exits, expected a ResNet or a model with a method add_exits",
         ),
         (
             ["run", "--method", "heterofl", "--set", "split.kind=stage"],
@@ -386,7 +399,7 @@ def test_folders_of_other_runs(incofl: Shell, tmp_path: Path) -> None:
     assert incofl("run", *SMALL, "--out", tmp_path)[0] == 0
     code, _, err = incofl("run", *SMALL, "--out", tmp_path)
     assert (code, err.count("\n")) == (2, 1)
-    assert "holds this run already; continue it with --resume" in err
+    assert "holds this run already; continue it (--resume, or resume=True in Python)" in err
     code, _, err = incofl("run", *SMALL, "--set", "seed=3", "--out", tmp_path)
     assert (code, err.count("\n")) == (2, 1)
     assert "holds a run with another config (seed is 0 there, 3 here)" in err

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from incofl.data import DATASETS, Dataset, Examples, Tokens
+from incofl.data import DATASETS, Data, Examples, Tokens
 from incofl.data.pictures import draw, mosaic
 from tests.hub import serve_small_svhn
 from tests.shell import Shell
@@ -135,8 +135,9 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_samples_stand_in_the_row_of_their_class() -> None:
     source = DATASETS["digits"]
     train, test = source.load(Path())
-    tiles = mosaic(Dataset("digits", train, test, 10, source.view(None).pipeline))
+    tiles = mosaic(Data(train, test, classes=10, pipeline=source.view(None).pipeline))
     assert tiles.shape == (90, 72, 3)
+    assert isinstance(train.x, torch.Tensor)
     first_three = train.x[train.y == 3][0, 0].numpy() / 16
     assert (tiles[27:35, :8, 1] == first_three).all()
     assert (tiles[8::9] == 1).all()  # white between the rows
@@ -145,6 +146,6 @@ def test_samples_stand_in_the_row_of_their_class() -> None:
 def test_a_picture_of_texts_has_sizes_only() -> None:
     texts = Examples(torch.zeros(30, 5), torch.zeros(30, 5))
     parts = [torch.arange(10), torch.arange(10, 30)]
-    figure = draw(Dataset("texts", texts, texts, 50, Tokens()), parts, [], "texts")
+    figure = draw(Data(texts, texts, classes=50, pipeline=Tokens()), parts, [], "texts")
     (axes,) = figure.axes
     assert [bar.get_height() for bar in axes.patches] == [10, 20]  # type: ignore[attr-defined]

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import incofl
+from incofl.engine.backend import make_executor
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
 from incofl.engine.load import load_model
 from incofl.engine.processes import WorkerProcesses
-from incofl.engine.run import make_executor
 from incofl.engine.worker import Worker, layout_of
 from incofl.errors import ConfigError
 from tests.federations import tiny_config

@@ -7,7 +7,7 @@ import torch
 
 import incofl
 from incofl.config import Config
-from incofl.engine.run import Silent
+from incofl.engine.progress import Silent
 from incofl.engine.run_folder import Row
 from incofl.errors import ConfigError, RunError
 from tests.federations import tiny_config, tiny_federation

@@ -69,7 +69,7 @@ def test_memory_does_not_grow_with_the_cohort() -> None:
     federation = tiny_federation()
     executor = WorkerProcesses(federation, 2)
     try:
-        slots = len(executor._plan.slots)
+        slots = len(executor._setup.slots)
         assert slots < 10
         assert same(
             rounds(federation, executor, 1, cohort=10)[0], rounds(federation, InProcess(federation), 1, cohort=10)[0]

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import incofl
-from incofl.client import ClientRule, Local, Score, Upload
+from incofl.client import ClientRule, Local, Upload
 from incofl.engine.executor import Executor, InProcess, Lost, make_store
 from incofl.engine.federation import Federation
 from incofl.engine.processes import WorkerProcesses
@@ -28,6 +28,7 @@ from incofl.engine.round import RoundStats, run_round
 from incofl.engine.store import ClientStore
 from incofl.engine.worker_setup import Task
 from incofl.server import Server
+from incofl.task import Score
 from incofl.tensors import Tensors
 from tests.federations import tiny_config, tiny_federation
 from tests.shell import Shell

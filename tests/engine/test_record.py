@@ -48,9 +48,13 @@ def test_a_round_that_was_not_kept(kept: Path) -> None:
 
 
 def test_finding_runs(kept: Path, tmp_path: Path) -> None:
-    assert [found.name for found in find_runs([kept])] == [found.name for found in find_runs([kept.parent])] == ["kept"]
+    assert (
+        [found.name for found in find_runs([kept], RecordedRun)]
+        == [found.name for found in find_runs([kept.parent], RecordedRun)]
+        == ["kept"]
+    )
     with pytest.raises(RunError, match="holds no run"):
-        find_runs([tmp_path])
+        find_runs([tmp_path], RecordedRun)
 
 
 def test_a_window_that_ends_before_it_begins() -> None:

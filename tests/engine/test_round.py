@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from incofl.client import Score, Upload
+from incofl.client import Upload
 from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation, Job
 from incofl.engine.round import LARGEST_NORM, RoundStats, run_round
 from incofl.seeds import Purpose, seed_of
 from incofl.server import Server
+from incofl.task import Score
 from incofl.tensors import Tensors, all_finite
 from tests.federations import run_rounds, tiny_federation
 
@@ -96,23 +97,23 @@ def test_the_largest_accepted_update_survives_what_the_server_does_with_it() -> 
             yield [dataclasses.replace(upload, update=scaled, normaliser=1000.0 if number % 2 else 1.0)]
 
     stats = RoundStats()
-    changes = federation.method.server.aggregate(server, stats.accept(stretched()))
+    changes = federation.method.server.aggregate(server, stats.validated(stretched()))
     assert stats.rejected == []
     for transform in federation.method.transforms:
-        changes, record = changes.transformed(transform, server.layout, 0)
-        assert record
-        assert all(math.isfinite(number) for entry in record.values() for number in entry.values())
+        changes, stats.records[transform.name] = changes.transformed(transform, server)
+    assert stats.records["inco"]
+    assert all(math.isfinite(number) for entry in stats.records["inco"].values() for number in entry.values())
     assert all_finite(server.advance(changes).shared)
 
 
-def test_tally() -> None:
+def test_stats() -> None:
     federation = tiny_federation()
     stats = RoundStats()
     jobs = federation.schedule(0, 4)
     run_round(federation.start(), federation.method, jobs, InProcess(federation), stats)
     assert sorted(stats.clients) == sorted(job.client for job in jobs)
     assert stats.bytes_up == stats.bytes_down == sum(federation.costs[job.level].bytes_up for job in jobs)
-    assert stats.records.keys() == {"inco"}
+    assert {name for name, record in stats.records.items() if record} == {"inco"}
     assert stats.records["inco"].keys() == federation.model.layout.shallow.keys()
     assert stats.loss is not None
     assert 0 < stats.loss < 5

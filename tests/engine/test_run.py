@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 import incofl
-from incofl.client import ClientRule, Local, Upload
-from incofl.config import load_config
-from incofl.engine.backend import Simulated
+from incofl.client import ClientRule, Local
+from incofl.config import Config, load_config
+from incofl.engine.backend import LocalBackend
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
-from incofl.engine.run import make_executor
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, RunError
 from incofl.tensors import Tensors
@@ -107,18 +106,24 @@ class Boasting(ClientRule):
 
     victim: tuple[int, ...]  # its labels
 
-    def finish(self, local: Local, trained: Upload) -> tuple[Tensors, Tensors]:
+    def finish(self, local: Local, update: Tensors) -> tuple[Tensors, Tensors]:
         if local.given.labels is not None and tuple(local.given.labels.tolist()) == self.victim:
-            for value in trained.update.values():
+            for value in update.values():
                 value.mul_(1e20 / float(value.abs().max()))
         return {}, {}
 
 
 def test_a_huge_update_is_rejected_by_name_and_the_run_goes_on(tmp_path: Path) -> None:
     config = tiny_config("cohort=10", "rounds=2")
-    rule = Boasting(tuple(build(config).labels(3).tolist()))
-    site = Simulated(lambda config, folder: with_client(build(config), rule), make_executor)
-    assert incofl.run(config, tmp_path, site=site)["rejected"] == 2
+    labels = build(config).labels(3)
+    assert labels is not None
+    rule = Boasting(tuple(labels.tolist()))
+
+    class Backend(LocalBackend):
+        def build(self, config: Config, folder: RunFolder) -> Federation:
+            return with_client(super().build(config, folder), rule)
+
+    assert incofl.run(config, tmp_path, backend=Backend())["rejected"] == 2
     for row in comparable(tmp_path):
         (refusal,) = row["rejected"]
         assert refusal["client"] == 3
@@ -240,7 +245,9 @@ class TestRefusals:
 
     def test_a_folder_with_the_same_run(self, tmp_path: Path) -> None:
         incofl.run(tiny_config("rounds=1"), tmp_path)
-        with pytest.raises(RunError, match="continue it with --resume or choose another --out"):
+        with pytest.raises(
+            RunError, match=r"continue it \(--resume, or resume=True in Python\) or choose another folder"
+        ):
             incofl.run(tiny_config("rounds=1"), tmp_path)
 
     def test_a_checkpoint_of_another_config(self, tmp_path: Path) -> None:
@@ -258,10 +265,10 @@ class TestRefusals:
             incofl.run(tiny_config(), tmp_path, resume=True)
 
     def test_other_data(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from incofl.data import Dataset
+        from incofl.data import Data
 
         incofl.run(tiny_config("rounds=1"), tmp_path)
-        monkeypatch.setattr(Dataset, "fingerprint", lambda self: "other")
+        monkeypatch.setattr(Data, "fingerprint", lambda self: "other")
         with pytest.raises(RunError, match="checkpoint of another data"):
             incofl.run(tiny_config(), tmp_path, resume=True)
 
@@ -309,9 +316,11 @@ class TestRefusals:
             incofl.run(tiny_config("rounds=1"), tmp_path)
 
     def test_a_config_put_together_by_hand(self, tmp_path: Path) -> None:
-        config = dataclasses.replace(tiny_config(), rounds=0)
+        """Each value is checked at once, and what concerns several of them when the run starts."""
         with pytest.raises(ConfigError, match="rounds: got 0, expected a whole number >= 1"):
-            incofl.run(config, tmp_path)
+            dataclasses.replace(tiny_config(), rounds=0)
+        with pytest.raises(ConfigError, match=r"cohort: got 11, expected at most data\.clients = 10"):
+            incofl.run(dataclasses.replace(tiny_config(), cohort=11), tmp_path)
 
     def test_a_device_that_is_not_there(self, tmp_path: Path) -> None:
         for device in ("cuda:7", "toaster", "meta"):
@@ -341,8 +350,10 @@ def test_a_diverging_run_writes_valid_json(tmp_path: Path) -> None:
     incofl.run(tiny_config(*overrides), tmp_path)
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     row = json.loads(line, parse_constant=lambda name: pytest.fail(name))
-    assert row["rejected"]
-    assert all("its update is not finite" in refusal["reason"] for refusal in row["rejected"])
+    reasons = [refusal["reason"] for refusal in row["rejected"]]
+    assert len(reasons) == 4
+    assert all("the training diverged, lower local.lr" in reason for reason in reasons)
+    assert sum("its update is not finite" in reason for reason in reasons) == 3  # one client makes a single step
 
 
 def test_it_learns(tmp_path: Path) -> None:

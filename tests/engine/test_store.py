@@ -97,7 +97,7 @@ def test_memories_are_in_the_servers_coordinates(federation: Federation) -> None
     """A client that held channels 0 and 1 of four, and now holds 1 and 2, remembers 1; the other is 0."""
     layout = federation.model.layout
     splitter = Splitter((0.25,), (layout.depth,), "rolling")
-    store = ClientStore(layout, lambda level, round: splitter.slice(layout, level, round))
+    store = ClientStore(layout, lambda level, round, client: splitter.slice(layout, level, round))
     held, now = splitter.slice(layout, 0, 0), splitter.slice(layout, 0, 1)
     size = held.shapes["bn1.weight"][0]
     store.put(0, 0, 0, {"bn1.weight": torch.arange(1.0, size + 1)})

@@ -1,8 +1,12 @@
 """Fleets of nodes in this process, and what runs leave behind."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from incofl.config import Config
 from incofl.flower import Settings, make_client_app
@@ -14,7 +18,7 @@ FIRST = 1000  # the id of client 0's node
 def fleet(config: Config, **node_config: Any) -> LoopGrid:
     """A node for each client."""
     grid = LoopGrid(make_client_app())
-    for client in range(config.data.clients):
+    for client in range(config.num_clients):
         grid.add(FIRST + client, partition_id=client, **node_config)
     return grid
 
@@ -35,3 +39,8 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 def comparable(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in ("seconds", "nodes")} for row in rows(folder)]
+
+
+def no_steps(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimiser that changes nothing."""
+    return torch.optim.SGD(parameters, lr=0.0)

@@ -1,28 +1,31 @@
-"""Models, examples and optimisers of users' own, the settings of a fleet, and its endpoint."""
+"""Your own models, data, tasks and methods; the settings of a fleet, and its endpoint."""
 
 import dataclasses
 import json
 import runpy
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import incofl
+from incofl import METHODS, Data, InCo, Metric, Task
 from incofl.config import Config, load_config
 from incofl.engine.build import build_model
-from incofl.errors import ConfigError, DataError
-from incofl.flower import Settings, Task, make_client_app, make_server_app, serve
+from incofl.errors import ConfigError, RunError
+from incofl.flower import Settings, make_client_app, make_server_app, serve
 from incofl.flower.settings import read_run_config
-from incofl.flower.task import as_examples
 from tests.flower.fleets import final_state, rows
 from tests.flower.loop import LoopGrid
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_own_app.py"
+Objects = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +45,39 @@ def context(**run_config: Any) -> Context:
     return Context(0, 0, {}, RecordDict(), known)
 
 
-def test_the_example_learns(example: dict[str, Any], tmp_path: Path) -> None:
+def train(
+    config: Mapping[str, Any], out: Path, server: Objects, client: Objects, clients: int = 8, **run_config: Any
+) -> list[dict[str, Any]]:
+    """The rounds of a run with some objects on the server and on the nodes."""
+    app = make_server_app(config, **server, out=str(out), poll=0.01)
+    app(nodes(make_client_app(**client), clients), context(**run_config))
+    return rows(out)
+
+
+@pytest.fixture
+def ours(example: dict[str, Any]) -> Objects:
+    """The objects of the server."""
+    return {"model": example["model"], "data": example["server_data"]}
+
+
+@pytest.fixture
+def theirs(example: dict[str, Any]) -> Objects:
+    """The objects of a node."""
+    return {"model": example["model"], "data": example["node_data"]}
+
+
+def test_the_example_learns(example: dict[str, Any], ours: Objects, tmp_path: Path) -> None:
     grid = nodes(example["client_app"])
-    out = str(tmp_path / "run")
-    example["server_app"](grid, context(out=out, poll=0.01, rounds=3))
+    example["server_app"](grid, context(out=str(tmp_path / "run"), poll=0.01, rounds=3))
     lines = rows(tmp_path / "run")
     assert len(lines) == 3
     assert lines[-1]["accuracy"] > max(0.5, lines[0]["accuracy"])
     assert len(lines[-1]["accuracy_by_level"]) == 4
-    assert load_config(tmp_path / "run" / "config.toml").data.name == "own"
-    sizes = [sum(p.numel() for p in incofl.load_model(tmp_path / "run", level).parameters()) for level in (0, 3)]
+    assert 'name = "object:own"' in (tmp_path / "run" / "config.toml").read_text()
+    models = [incofl.load_model(tmp_path / "run", level, **ours) for level in (0, 3)]
+    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
     assert sizes[0] < sizes[1] / 2
-    assert not (tmp_path / "run" / "partition.json").exists()  # whose examples are whose is not the server's business
+    assert not (tmp_path / "run" / "partition.json").exists()  # the server does not know which examples nodes have
 
 
 def test_what_goes_wrong_is_said_without_the_way_there() -> None:
@@ -63,77 +87,193 @@ def test_what_goes_wrong_is_said_without_the_way_there() -> None:
     assert [frame.name for frame in problem.traceback][-1] == "main"
 
 
-def test_own_optimizers_and_loaders_are_used(example: dict[str, Any], tmp_path: Path) -> None:
+def test_own_optimizers_and_loaders_are_used(
+    example: dict[str, Any], ours: Objects, theirs: Objects, tmp_path: Path
+) -> None:
     """A rate of 0 leaves everything as it is; batches from a loader are examples like any other."""
-    task: Task = example["task"]
 
     def loader(context: Any) -> Any:
-        return DataLoader(TensorDataset(*example["load"](context)), batch_size=17)
+        return DataLoader(TensorDataset(*example["node_data"](context)), batch_size=17)
 
     states = []
-    for name, other in (
-        ("still", dataclasses.replace(task, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))),
-        ("loader", dataclasses.replace(task, data=loader)),
-        ("plain", task),
+    for name, objects, optimizer in (
+        ("still", theirs, "tests.flower.fleets:no_steps"),
+        ("loader", theirs | {"data": loader}, "adamw"),
+        ("plain", theirs, "adamw"),
     ):
-        app = make_server_app(example["config"], other, out=str(tmp_path / name), poll=0.01)
-        app(nodes(make_client_app(other), 2), context(rounds=1, cohort=1, data__clients=2, eval__every=2))
+        few: dict[str, Any] = {"rounds": 1, "cohort": 1, "data__clients": 2, "eval__every": 2}
+        train(example["config"], tmp_path / name, ours, objects, 2, **few, local__optimizer=optimizer)
         states.append(final_state(tmp_path / name))
     assert states[1] == states[2] != states[0]
-    still = incofl.load_model(tmp_path / "still").state_dict()
-    initial = build_model(load_config(tmp_path / "still" / "config.toml")).initial
+    still = incofl.load_model(tmp_path / "still", **ours).state_dict()
+    initial = build_model(load_config(tmp_path / "still" / "config.toml", **ours)).initial
     assert all(torch.equal(still[name], initial[name]) for name in still)
 
 
-def test_without_test_examples_nothing_is_evaluated(example: dict[str, Any], tmp_path: Path) -> None:
-    task = dataclasses.replace(example["task"], test=None)
-    app = make_server_app({**example["config"], "rounds": 1}, task, out=str(tmp_path / "run"), poll=0.01)
-    app(nodes(make_client_app(task)), context())
-    (row,) = rows(tmp_path / "run")
+def test_without_test_examples_nothing_is_evaluated(
+    example: dict[str, Any], ours: Objects, theirs: Objects, tmp_path: Path
+) -> None:
+    """Nodes that return pairs have the server's data, whatever that calls them."""
+    data = dataclasses.replace(example["server_data"], test=None, name="hospital")
+    (row,) = train(example["config"], tmp_path / "run", ours | {"data": data}, theirs, rounds=1)
     assert row["accuracy"] is None
     assert row["loss"] > 0
+    assert "accuracy_on_nodes" not in row
 
 
-def test_nodes_evaluate_what_they_are_sent(example: dict[str, Any], tmp_path: Path) -> None:
+def with_test(example: dict[str, Any], test: Any = None) -> Any:
+    """A function that gives a node its examples, and the server's test examples as those that it holds out."""
+
+    def data(context: Any) -> Data:
+        return Data(example["node_data"](context), example["server_data"].test if test is None else test)
+
+    return data
+
+
+def test_nodes_evaluate_what_they_are_sent(
+    example: dict[str, Any], ours: Objects, theirs: Objects, tmp_path: Path
+) -> None:
     """On the server's own examples, it is what the server found after the round before."""
-    task = dataclasses.replace(example["task"], held_out=lambda context: example["held_out"]())
-    app = make_server_app({**example["config"], "rounds": 2, "cohort": 8}, task, out=str(tmp_path / "run"), poll=0.01)
-    app(nodes(make_client_app(task)), context())
-    first, second = rows(tmp_path / "run")
+    first, second = train(
+        example["config"], tmp_path / "run", ours, theirs | {"data": with_test(example)}, rounds=2, cohort=8
+    )
     assert {node["level"] for node in second["nodes"]} == {0, 1, 2, 3}
     for node in second["nodes"]:
         assert node["tested"] == 297
-        assert node["correct"] / 297 == pytest.approx(first["accuracy_by_level"][node["level"]], abs=1e-12)
-    correct = sum(node["correct"] for node in second["nodes"])
-    assert second["accuracy_on_nodes"] == pytest.approx(correct / (8 * 297), abs=1e-12)
+        assert node["accuracy"] == pytest.approx(first["accuracy_by_level"][node["level"]], abs=1e-12)
+    mean = sum(node["accuracy"] for node in second["nodes"]) / 8
+    assert second["accuracy_on_nodes"] == pytest.approx(mean, abs=1e-12)
     assert second["accuracy_on_nodes"] != first["accuracy_on_nodes"]
 
 
-def test_nothing_that_a_config_says_of_an_own_model_is_ignored(example: dict[str, Any], tmp_path: Path) -> None:
+def own_loss(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.mse_loss(output, nn.functional.one_hot(target, 10).float())
+
+
+def table(output: Tensor, target: Tensor) -> Tensor:
+    """How often each class is taken for each class."""
+    return torch.bincount(10 * target + output.argmax(1), minlength=100).view(10, 10)
+
+
+TABLE = Metric(table, lambda totals: float(totals.diag().sum() / totals.sum()), percent=True)
+TASKS = {
+    "table": Task(own_loss, {"table": TABLE}, "squares"),  # totals of two dimensions
+    "loss": Task(own_loss, name="squares"),  # no metric but the loss
+}
+
+
+@pytest.mark.parametrize("metric", TASKS)
+def test_tasks_of_your_own(
+    metric: str, example: dict[str, Any], ours: Objects, theirs: Objects, tmp_path: Path
+) -> None:
+    """Any metric of a task adds up over nodes, and nodes report no labels where a task has no classes."""
+    task = TASKS[metric]
+    theirs = theirs | {"data": with_test(example), "task": task}
+    lines = train(example["config"], tmp_path / "run", ours | {"task": task}, theirs, rounds=2, cohort=8)
+    assert lines[0]["rejected"] == lines[1]["rejected"] == []
+    for node in lines[1]["nodes"]:
+        assert node["accuracy"] == pytest.approx(lines[0]["accuracy_by_level"][node["level"]], rel=1e-5)
+    mean = sum(node["accuracy"] for node in lines[1]["nodes"]) / 8
+    assert lines[1]["accuracy_on_nodes"] == pytest.approx(mean, rel=1e-9)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["metric"] == metric
+
+
+@pytest.mark.parametrize(
+    ("totals", "reason"),
+    [
+        ([3.0, 2.0], "its accuracy on held-out examples is 1.5, expected a possible value"),
+        ([0.0, 0.0], "its accuracy on held-out examples is None, expected a possible value"),
+        ([-1.0, 2.0], "its accuracy on held-out examples is -0.5, expected a possible value"),
+        ([float("nan"), 2.0], "'totals' is nan, expected a number"),
+        ([1.0, 2.0, 3.0], "'totals' is not a list of 2 numbers"),
+        ([], "'totals' is not a list of 2 numbers"),
+    ],
+)
+def test_totals_that_cannot_be(
+    totals: list[float], reason: str, example: dict[str, Any], ours: Objects, theirs: Objects, tmp_path: Path
+) -> None:
+    grid = nodes(make_client_app(**theirs | {"data": with_test(example)}))
+
+    def lie(message: Any) -> Any:
+        reply = grid.app(message, grid.nodes[51])
+        reply.content["report"]["totals"] = totals
+        return reply
+
+    grid.fates[51] = lie
+    app = make_server_app(example["config"], **ours, out=str(tmp_path / "run"), poll=0.01)
+    app(grid, context(rounds=1, cohort=8))
+    (row,) = rows(tmp_path / "run")
+    assert row["rejected"] == [{"client": 1, "reason": f"client 1: node 51: {reason}"}]
+    assert 0 <= row["accuracy_on_nodes"] <= 1
+
+
+def test_methods_of_your_own(example: dict[str, Any], ours: Objects, theirs: Objects, tmp_path: Path) -> None:
+    """Without a name that could be imported: server and nodes have the same object."""
+    method = METHODS["heteroprox"].then(InCo(rule="theorem"))
+    values = {**example["config"], "rounds": 1}
+    (row,) = train(values, tmp_path / "run", ours | {"method": method}, theirs | {"method": method})
+    assert row["inco"]
+    assert row["rejected"] == []
+    other = METHODS["heteroprox"].then(InCo(rule="released"))
+    with pytest.raises(RunError, match="0 accepted replies"):
+        train(values, tmp_path / "b", ours | {"method": method}, theirs | {"method": other}, attempts=1)
+
+
+def test_the_same_data_everywhere_are_divided_by_the_config(example: dict[str, Any], tmp_path: Path) -> None:
+    """A whole Data on server and nodes: the partition of the seed, and the bits of the engine."""
+    data = Data(example["digits"](slice(400)), example["digits"](slice(1500, 1600)))
+    objects, values = {"model": example["model"], "data": data}, {**example["config"], "rounds": 1}
+    incofl.run(values, tmp_path / "here", **objects, progress=False)
+    train(values, tmp_path / "there", objects, objects)
+    assert final_state(tmp_path / "here") == final_state(tmp_path / "there")
+
+
+def test_nothing_that_a_config_says_of_an_own_model_is_ignored(
+    example: dict[str, Any], ours: Objects, theirs: Objects, tmp_path: Path
+) -> None:
     values = {**example["config"], "rounds": 1, "split": {"kind": "layer", "levels": [1, 4]}}
-    app = make_server_app(values, example["task"], out=str(tmp_path / "run"), poll=0.01)
-    app(nodes(example["client_app"]), context(data__clients=4, cohort=2, wait=0.1))
-    config = load_config(tmp_path / "run" / "config.toml")
+    train(values, tmp_path / "run", ours, theirs, data__clients=4, cohort=2, wait=0.1)
+    config = load_config(tmp_path / "run" / "config.toml", **ours)
     assert config.split.levels == (1, 4)
     assert config.data.clients == 4
     with pytest.raises(ConfigError, match=r"model\.width: got 0\.5, but example:model has no parameter 'width'"):
-        app(nodes(example["client_app"]), context(model__width=0.5, out=str(tmp_path / "other")))
+        train(values, tmp_path / "other", ours, theirs, model__width=0.5)
+    with_norm = {"model": nn.Sequential(example["model"](), nn.BatchNorm1d(10))}
+    with pytest.raises(ConfigError, match="buffers: got 'static', expected another: the server has no examples"):
+        train(example["config"], tmp_path / "static", ours | with_norm, theirs | with_norm, buffers="static")
 
 
-def test_a_node_with_another_model_says_so(example: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["model", "data", "task", "no model", "shape", "labels"])
+def test_a_node_with_other_objects_says_so(
+    what: str,
+    example: dict[str, Any],
+    ours: Objects,
+    theirs: Objects,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def another() -> Any:
         return example["model"]()
 
-    node = make_client_app(dataclasses.replace(example["task"], model=another))
-    app = make_server_app({**example["config"], "rounds": 1}, example["task"], out=str(tmp_path / "run"), poll=0.01)
-    with pytest.raises(incofl.errors.RunError, match="0 accepted replies"):
-        app(nodes(node), context(attempts=1))
+    def data(context: Any) -> Any:
+        x, y = example["node_data"](context)
+        if what == "data":
+            return Data((x, y), name="cats")
+        return (x[:, :, :4], y) if what == "shape" else (x, y + 3)
 
-
-def test_examples_that_are_none() -> None:
-    for given in (7, (torch.zeros(3), torch.zeros(2, dtype=torch.int64)), (torch.zeros(3), torch.zeros(3)), [1, 2]):
-        with pytest.raises((ConfigError, DataError), match="expected"):
-            as_examples(given, "data")  # type: ignore[arg-type]
+    same = "give make_server_app and make_client_app the same objects"
+    cases: dict[str, tuple[Objects, str]] = {
+        "model": ({"model": another}, f"another; {same}"),
+        "data": ({"data": data}, f"data: the server has object:own, this node object:cats; {same}"),
+        "task": ({"task": "segmentation"}, f"task: the server has classification, this node segmentation; {same}"),
+        "no model": ({"model": None}, f"model: the server has object:model, this node nothing; {same}"),
+        "shape": ({"data": data}, "model.name: example:model fails on a batch of shape (3, 1, 4, 8)"),
+        "labels": ({"data": data}, "train: a target is 12, expected classes below 10"),
+    }
+    given, reason = cases[what]
+    with pytest.raises(RunError, match="0 accepted replies"):
+        train(example["config"], tmp_path / "run", ours, theirs | given, rounds=1, attempts=1)
+    assert reason in caplog.text
 
 
 def test_run_config() -> None:
@@ -143,11 +283,11 @@ def test_run_config() -> None:
     assert config == "demo"
     assert overrides == ["rounds=3", "data.alpha=0.1", "engine.trace=true"]
     for bad, message in (
-        ({"min-replies": "two"}, "min-replies: got 'two', expected a int"),
-        ({"resume": "yes"}, "resume: got 'yes', expected a bool"),
-        ({"deadline": True}, "deadline: got True, expected a float"),
-        ({"deadline": 0}, "deadline: got 0.0, expected a number > 0"),
-        ({"window": 0}, "window: got 0, expected at least 1"),
+        ({"min-replies": "two"}, "min_replies: got 'two', expected a whole number >= 0"),
+        ({"resume": "yes"}, "resume: got 'yes', expected true or false"),
+        ({"deadline": True}, "deadline: got True, expected a number > 0"),
+        ({"deadline": 0}, "deadline: got 0, expected a number > 0"),
+        ({"window": 0}, "window: got 0, expected a whole number >= 1"),
     ):
         with pytest.raises(ConfigError, match=message):
             read_run_config(bad, Settings())
@@ -156,6 +296,8 @@ def test_run_config() -> None:
 def test_unknown_keys_of_the_run_config_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key 'dead-line'"):
         make_server_app(out=str(tmp_path))(LoopGrid(None), context(dead_line=3))
+    with pytest.raises(ConfigError, match=r"unknown key 'settings\.dead_line'; did you mean 'deadline'"):
+        make_server_app(dead_line=3)
     with pytest.raises(ConfigError, match=r"engine\.compile"):
         make_server_app(out=str(tmp_path))(LoopGrid(None), context(engine__compile=True))
 
@@ -163,14 +305,14 @@ def test_unknown_keys_of_the_run_config_are_refused(tmp_path: Path) -> None:
 def test_the_endpoint_shows_the_run(tmp_path: Path) -> None:
     import socket
 
-    from incofl.engine.run import Silent
+    from incofl.engine.progress import Silent
     from incofl.flower.monitor import Monitor
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.listen()
-        with pytest.raises(ConfigError, match="metrics-port"), Monitor(Silent(), port):
+        with pytest.raises(ConfigError, match="metrics_port"), Monitor(Silent(), port):
             pass
     seen: list[str] = []
 
@@ -179,15 +321,15 @@ def test_the_endpoint_shows_the_run(tmp_path: Path) -> None:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
                 seen.append(page.read().decode())
 
-    from incofl.flower.site import FlowerSite
+    from incofl.flower.backend import FlowerBackend
     from tests.federations import tiny_config
     from tests.flower.fleets import fleet, settings
 
     config: Config = tiny_config("rounds=2", "data.clients=2", "cohort=2", "data.limit=40", "model.name=tiny-mlp")
     config = dataclasses.replace(config, split=dataclasses.replace(config.split, levels=2))
     with Monitor(Reader(), port) as monitor:
-        site = FlowerSite(fleet(config), settings(tmp_path / "run"))
-        incofl.run(config, tmp_path / "run", progress=monitor, site=site)
+        backend = FlowerBackend(fleet(config), settings(tmp_path / "run"))
+        incofl.run(config, tmp_path / "run", progress=monitor, backend=backend)
     assert "incofl_round 2.0" in seen[1]
     accuracy = rows(tmp_path / "run")[1]["accuracy_by_level"][1]
     assert f'incofl_accuracy{{level="1"}} {accuracy}' in seen[1]
@@ -199,7 +341,7 @@ def test_the_endpoint_shows_the_run(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_key_of_a_nodes_config_is_named(tmp_path: Path) -> None:
-    """Nodes of a task may have keys of their own, as those of the example."""
+    """A function that loads a node's data may read keys of its own."""
     from tests.federations import tiny_config
     from tests.flower.fleets import settings
 
@@ -210,7 +352,7 @@ def test_a_misspelt_key_of_a_nodes_config_is_named(tmp_path: Path) -> None:
     serve(grid, config, settings(tmp_path / "run", wait=1))
     (refused,) = json.loads((tmp_path / "run" / "nodes.json").read_text())["refused"]
     assert refused["node"] == "2"
-    assert refused["reason"].startswith("node-config: unknown key 'levle', expected some of bandwidth, compute, ")
+    assert refused["reason"] == "config: unknown key 'node-config.levle'; did you mean 'level'?"
 
 
 def test_serve_is_what_the_app_calls(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def call(folder: Path, *command: str) -> None:
 @pytest.mark.parametrize("method", ["incoavg", "incoscaffold", "fedrolex+inco", "scalefl"])
 def test_two_rounds_of_the_simulation_are_those_of_the_engine(method: str, tmp_path: Path) -> None:
     config = tiny_config(f"method={method}", "rounds=2", "engine.workers=1")
-    incofl.run(config, tmp_path / "here")
+    incofl.run(config, tmp_path / "here", progress=False)
     call(tmp_path, sys.executable, "-c", SCRIPT, method, str(tmp_path / "there"))
     assert final_state(tmp_path / "here") == final_state(tmp_path / "there")
     assert comparable(tmp_path / "here") == comparable(tmp_path / "there")

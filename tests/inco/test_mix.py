@@ -174,9 +174,9 @@ def test_kernels_are_mixed_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "code"}, "inco.rule: got 'code', expected released, algorithm1 or theorem"),
+        ({"rule": "code"}, "inco.rule: got 'code', expected 'released' or 'algorithm1' or 'theorem'"),
         ({"granularity": "layer"}, "inco.granularity: got 'layer'"),
-        ({"theta_max": 0.0}, "inco.theta_max: got 0.0, expected a number > 0 or none"),
+        ({"theta_max": 0.0}, "inco.theta_max: got 0.0, expected a number > 0 or 'none'"),
         ({"clip": -1.0}, "inco.clip: got -1.0"),
         ({"eps": -1.0}, "inco.eps: got -1.0"),
     ],

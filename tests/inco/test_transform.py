@@ -9,6 +9,7 @@ from incofl.inco import InCo, mix
 from incofl.layout import Layout
 from incofl.models import ModelOptions, make_model
 from incofl.tensors import Tensors, clone
+from incofl.transform import Context
 
 SIXTEEN = {f"layer{stage}.{block}.conv{conv}.weight" for stage in (1, 2, 3, 4) for block in (1, 2) for conv in (1, 2)}
 
@@ -25,7 +26,7 @@ def update(layout: Layout) -> Tensors:
 
 
 def test_exactly_sixteen_tensors_of_resnet26_change(layout: Layout, update: Tensors) -> None:
-    mixed, record = InCo()(clone(update), layout)
+    mixed, _, record = InCo()(clone(update), {}, Context(layout))
     changed = {name for name in update if not torch.equal(mixed[name], update[name])}
     assert changed == SIXTEEN == set(record)
     assert mixed.keys() == update.keys()
@@ -35,14 +36,14 @@ def test_a_layer_that_is_mixed_itself_serves_others_as_it_was(layout: Layout, up
     """A chain a -> b -> c: a is mixed with the unmixed b, whatever the order of the pairs."""
     a, b, c = (f"layer1.{block}.conv1.weight" for block in (2, 1, 0))
     for pairs in ({a: b, b: c}, {b: c, a: b}):
-        mixed, _ = InCo()(clone(update), dataclasses.replace(layout, shallow=pairs))
+        mixed, _, _ = InCo()(clone(update), {}, Context(dataclasses.replace(layout, shallow=pairs)))
         assert torch.equal(mixed[a], mix(clone(update)[a], clone(update)[b]))
         assert torch.equal(mixed[b], mix(clone(update)[b], clone(update)[c]))
 
 
 def test_each_is_mixed_with_the_second_convolution_of_its_stage(layout: Layout, update: Tensors) -> None:
     """From the unmixed update: no chain."""
-    mixed, _ = InCo(rule="algorithm1")(clone(update), layout)
+    mixed, _, _ = InCo(rule="algorithm1")(clone(update), {}, Context(layout))
     update = clone(update)
     for name in SIXTEEN:
         expected = mix(update[name], update[f"{name[:6]}.0.conv2.weight"], rule="algorithm1")
@@ -52,16 +53,16 @@ def test_each_is_mixed_with_the_second_convolution_of_its_stage(layout: Layout, 
 def test_absent_layers_are_skipped(layout: Layout, update: Tensors) -> None:
     """When no client of the largest level was drawn, its own tensors are absent and the others are mixed."""
     held = {name: value for name, value in update.items() if ".2." not in name}
-    mixed, record = InCo()(held, layout)
+    mixed, _, record = InCo()(held, {}, Context(layout))
     assert mixed.keys() == held.keys()
     assert set(record) == {name for name in SIXTEEN if ".2." not in name}
     without_reference = {name: value for name, value in update.items() if name != "layer1.0.conv2.weight"}
-    _, record = InCo()(without_reference, layout)
+    _, _, record = InCo()(without_reference, {}, Context(layout))
     assert set(record) == {name for name in SIXTEEN if not name.startswith("layer1")}
 
 
 def test_a_layout_without_counterparts_gives_the_identity(layout: Layout, update: Tensors) -> None:
-    mixed, record = InCo()(update, dataclasses.replace(layout, shallow={}))
+    mixed, _, record = InCo()(update, {}, Context(dataclasses.replace(layout, shallow={})))
     assert record == {}
     assert all(mixed[name] is update[name] for name in update)
 
@@ -87,13 +88,13 @@ def test_record_leaves_out_what_nobody_held(layout: Layout, update: Tensors) -> 
     small = {key: half[key][:32, :32] for key in (name, layout.shallow[name])}
     deep, shallow = small[name], small[layout.shallow[name]]
     p = InCo().products(deep, shallow, *InCo().inner(shallow, shallow))
-    _, record = InCo()(half, layout)
+    _, _, record = InCo()(half, {}, Context(layout))
     assert record[name]["beta_positive"] == pytest.approx(float((p.beta > 0).float().mean()))
     assert record[name]["theta"] == pytest.approx(float(p.theta.mean()), rel=1e-4)
 
 
 def test_record_without_optimisation(layout: Layout, update: Tensors) -> None:
-    _, record = InCo(optimise=False)(update, layout)
+    _, _, record = InCo(optimise=False)(update, {}, Context(layout))
     assert {entry["theta"] for entry in record.values()} == {1.0}
 
 
@@ -113,7 +114,7 @@ def test_record_by_hand() -> None:
         "a": torch.tensor([1.0, -1.0]).view(2, 1, 1, 1),
         "b": torch.tensor([2.0, 3.0]).view(2, 1, 1, 1),
     }
-    _, record = InCo()(update, layout)
+    _, _, record = InCo()(update, {}, Context(layout))
     assert record["b"] == pytest.approx(
         {
             "theta": 2.5,

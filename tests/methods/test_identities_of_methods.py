@@ -18,9 +18,9 @@ from incofl.server import Server
 from incofl.split import submodel
 from incofl.task import CLASSIFICATION, Score
 from tests.federations import run_rounds, tiny_federation
+from tests.methods.quadratic import LAYOUT
 
 EXACT = "aggregate.precision=float64"
-from tests.methods.quadratic import LAYOUT
 
 
 def loss_of(score: Score) -> float:

@@ -38,7 +38,8 @@ def test_heterofl_masks_and_keeps_the_rows_of_absent_characters(root: Path) -> N
     federation = build(text_config(root, "tiny-lstm", "method=heterofl"))
     first, *_, last = run_rounds(federation, 2)
     clients = {job.client for round in (0, 1) for job in federation.schedule(round, 4)}
-    heard = torch.stack([federation.labels(client) for client in clients]).sum(0) > 0
+    counts = [labels for client in clients if (labels := federation.labels(client)) is not None]
+    heard = torch.stack(counts).sum(0) > 0
     assert 5 < int(heard.sum()) < 60
     for name in ("head.weight", "head.bias"):
         changed = (last.shared[name] != first.shared[name]).view(97, -1).any(1)

@@ -1,15 +1,15 @@
 """ResNets with early exits, and how they are split."""
 
+import functools
+
 import pytest
 import torch
-from torch import nn
 
 from incofl.errors import ConfigError, LayoutError
-from incofl.layout import Layout
-from incofl.methods.scalefl import ExitRule, ScaleFLOptions, exit_positions, exit_shares
+from incofl.methods.scalefl import ExitRule, ScaleFLOptions, exit_positions
 from incofl.models import MODELS, Extend, ModelOptions, make_model
 from incofl.models.resnet import ResNet
-from incofl.split import Splitter, submodel
+from incofl.split import submodel
 
 # Millions of parameters of the five levels, by the number of convolutions in an exit.
 MILLIONS = {
@@ -20,16 +20,8 @@ MILLIONS = {
 
 
 def exits(levels: int, convolutions: int = 3) -> Extend:
-    """Adds the exits of some levels to a new model."""
-
-    def extend(module: nn.Module, layout: Layout) -> Layout:
-        return ExitRule(ScaleFLOptions(head_convs=convolutions)).extend(module, layout, levels)
-
-    return extend
-
-
-def exit_splitter(layout: Layout, shares: tuple[float, ...] | None = None) -> Splitter:
-    return ExitRule().splitter(layout, "hetero", shares or len(layout.exits))
+    """Adds an exit for each level to a new model, as ScaleFL does."""
+    return functools.partial(ExitRule(ScaleFLOptions(head_convs=convolutions)).extend, levels=levels)
 
 
 def test_positions() -> None:
@@ -40,16 +32,10 @@ def test_positions() -> None:
         exit_positions(4, 5)
 
 
-def test_shares() -> None:
-    assert exit_shares(5) == (0.7, 0.7, 0.7, 0.75, 1.0)
-    assert exit_shares(2) == (0.75, 1.0)
-    assert exit_shares(1) == (1.0,)
-
-
 @pytest.mark.parametrize("convs", [0, 1, 3])
 def test_sizes_of_the_levels(convs: int) -> None:
     model = make_model("resnet26", extend=exits(5, convs))
-    splitter = exit_splitter(model.layout)
+    splitter = ExitRule().splitter(model.layout, "hetero", 5)
     for level, millions in enumerate(MILLIONS[convs]):
         shapes = splitter.slice(model.layout, level, 0).shapes
         size = sum(torch.Size(s).numel() for n, s in shapes.items() if n in model.layout.parameters)
@@ -70,7 +56,7 @@ def test_the_trunk_starts_as_without_exits() -> None:
 def test_a_level_gives_the_logits_of_its_exits(level: int) -> None:
     """All of them in training, the last one in evaluation; and no gradient is lost."""
     model = make_model("resnet26", ModelOptions(width=0.125), extend=exits(5))
-    splitter = exit_splitter(model.layout)
+    splitter = ExitRule().splitter(model.layout, "hetero", 5)
     piece = splitter.slice(model.layout, level, 0)
     module = submodel(model.template, model.layout, piece)
     module.load_state_dict(piece.take(model.initial))
@@ -85,23 +71,15 @@ def test_a_level_gives_the_logits_of_its_exits(level: int) -> None:
 
 def test_the_largest_level_is_the_whole_model() -> None:
     model = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)), extend=exits(3))
-    piece = exit_splitter(model.layout).slice(model.layout, 2, 0)
+    piece = ExitRule().splitter(model.layout, "hetero", 3).slice(model.layout, 2)
     assert {name: tuple(value.shape) for name, value in model.initial.items()} == dict(piece.shapes)
-
-
-def test_widths_must_fit_the_exits() -> None:
-    model = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)), extend=exits(3))
-    with pytest.raises(LayoutError, match=r"split.levels: got 2 levels, expected 3, one per exit"):
-        exit_splitter(model.layout, (0.5, 1.0))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_without_exits_are_refused(name: str) -> None:
-    """With a line that says what can have them."""
     options = ModelOptions(shape=(7,), vocabulary=5) if MODELS[name].input == "texts" else ModelOptions(width=0.125)
     if "resnet" in name:
         assert len(make_model(name, options, extend=exits(3)).layout.exits) == 3
     else:
-        words = r"^model.name: \w+ cannot have early exits, expected a ResNet or a model with a method add_exits\("
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match="cannot have early exits, expected a ResNet or a model with a method"):
             make_model(name, options, extend=exits(3))

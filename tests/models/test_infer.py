@@ -1,7 +1,6 @@
 """Layouts found by tracing: hand-derived axes, equality with the hand-written ones, and what is held whole."""
 
 import copy
-import dataclasses
 import pickle
 from typing import Any
 
@@ -265,9 +264,10 @@ def test_transformer_encoder() -> None:
 def test_parameters_that_do_not_train_change_nothing() -> None:
     """Without gradients torch's encoder may take a fast path, which has no rule; the layout does not depend on it."""
     frozen = encoder().requires_grad_(False)
-    layout = Layout.infer(frozen, TOKENS)
-    assert layout.frozen == {name for name, _ in frozen.named_parameters()}
-    assert dataclasses.replace(layout, frozen=frozenset()) == Layout.infer(encoder(), TOKENS)
+    layout, trained = Layout.infer(frozen, TOKENS), Layout.infer(encoder(), TOKENS)
+    assert (layout.axes, layout.stages) == (trained.axes, trained.stages)
+    assert layout.frozen == trained.parameters
+    assert layout.shallow == {}
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
 
 

@@ -9,6 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import incofl
+from incofl.client import LocalSettings
+from incofl.costs import costs
 from incofl.errors import ConfigError, LayoutError
 from incofl.inputs import Inputs, call, map_inputs
 from incofl.layout import Layout
@@ -16,6 +19,7 @@ from incofl.models import ModelOptions, as_model, make_model
 from incofl.models.model import shapes_of
 from incofl.models.pretrained import with_pretrained
 from incofl.split import make_splitter, submodel
+from tests.federations import tiny_config
 from tests.own_models import HeadFirst, TwoTowers
 
 IMAGES = torch.rand(5, 1, 8, 8)
@@ -103,8 +107,8 @@ def test_layers_of_a_method_are_added_to_a_copy() -> None:
         model.added = nn.Linear(2, 2)
         return Layout.of(model, layout.axes, layout.stages, layout.shallow)
 
-    random = torch.random.get_rng_state()
-    one, same, other = (as_model(module, None, IMAGES, extend=extend, seed=seed) for seed in (1, 1, 2))
+    options, random = ModelOptions(shape=(1, 8, 8)), torch.random.get_rng_state()
+    one, same, other = (make_model(module, options, extend=extend, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.initial["added.weight"], same.initial["added.weight"])
     assert not torch.equal(one.initial["added.weight"], other.initial["added.weight"])
     assert not hasattr(module, "added")
@@ -160,3 +164,22 @@ def test_built_in_models_refuse_what_they_cannot_use(options: dict[str, Any], wo
     with pytest.raises(ConfigError) as caught:
         make_model("resnet10", ModelOptions(**options))
     assert words in str(caught.value)
+
+
+class LooksAtValues(HeadFirst):
+    """Cannot run without values, on whatever device."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the input, or of its opposite."""
+        return super().forward(x if float(x.sum()) >= 0 else -x)
+
+
+@pytest.mark.parametrize("kind", [OnTheCpu, LooksAtValues])
+@pytest.mark.parametrize("method", ["incoavg", "heterofl"])
+def test_they_cost_the_same_and_train(kind: type[HeadFirst], method: str, tmp_path: Path) -> None:
+    plain = as_model(HeadFirst(64, 10, 3), None, IMAGES)
+    model = as_model(kind(64, 10, 3), plain.layout, IMAGES)
+    splitter = make_splitter(plain.layout, "layer", 3)
+    assert costs(model, splitter, LocalSettings()) == costs(plain, splitter, LocalSettings())
+    config = tiny_config(f"method={method}", "rounds=1")
+    assert incofl.run(config, tmp_path, model=(kind(64, 10, 3), plain.layout))["rounds"] == 1

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from incofl.data import Data
 from incofl.engine.run import run
 from incofl.engine.run_folder import RunFolder
 from incofl.report import tables
-from incofl.report.figures import accuracy_by_bytes, by_level, cohorts, of_section, thinned
+from incofl.report.figures import by_level, cohorts, of_section, thinned
 from incofl.report.page import make_page, write_report
 from incofl.report.runs import read_groups
 from tests.federations import tiny_config
@@ -69,8 +71,9 @@ def test_one_run(runs: Path, tmp_path: Path) -> None:
     environment = json.loads((runs / "incoavg-s0" / "environment.json").read_text())
     assert environment["torch"] in text
     ids = {figure["id"] for figure in figures_of(page)}
-    assert ids >= {"accuracy", "loss", "levels", "levels-last-ten", "theta", "beta", "norm-deep", "norm-shallow"}
-    assert ids >= {"bytes", "bytes-total", "accuracy-bytes", "seconds", "sizes", "cohorts"}
+    assert ids >= {"accuracy", "loss", "levels", "levels-last", "theta", "beta", "norm-deep", "norm-shallow"}
+    assert ids >= {"bytes", "bytes-total", "accuracy-bytes", "seconds", "cohorts"}
+    assert "training memory" in text
     assert "incofl analyze RUN" in text
 
 
@@ -95,8 +98,8 @@ def test_a_comparison_is_grouped_by_config(runs: Path) -> None:
     text = markup(page)
     assert re.findall(r'data-group="(\d)">.*?</svg>(\w+)<', text) == [("0", "heteroavg"), ("1", "incoavg")]
     assert "mean ± half width of the 95 % confidence interval" in text
-    assert '<th scope="row">seed</th><td class="text">0</td><td class="text">0, 1</td>' in text
-    assert '<th scope="row">method</th><td class="text">heteroavg</td><td class="text">incoavg</td>' in text
+    assert '<th scope="row">seed</th><td>0</td><td>0, 1</td>' in text
+    assert '<th scope="row">method</th><td>heteroavg</td><td>incoavg</td>' in text
 
 
 def drawn(page: str, folder: Path) -> dict[str, Any]:
@@ -141,7 +144,7 @@ def test_looks_and_axes_of_the_figures(runs: Path, tmp_path: Path) -> None:
         "incoavg, mean of 2",
     ]
     assert [line[0] for line in found["tables"]["bytes"][0][1:]] == [1, 2, 3]
-    assert found["tables"]["accuracy-bytes"][0][0] == ["run", "bytes", "test accuracy"]
+    assert found["tables"]["accuracy-bytes"][0][0] == ["run", "bytes", "test accuracy by bytes"]
 
 
 def test_levels_stand_in_order_when_a_run_with_one_level_comes_first(tmp_path: Path) -> None:
@@ -154,11 +157,11 @@ def test_levels_stand_in_order_when_a_run_with_one_level_comes_first(tmp_path: P
     groups = read_groups([first, second])
     bars = by_level(groups)[0].panels[0]
     assert [bar.x for bar in bars.curves] == [["level 2"], ["level 0", "level 1", "level 2"]]
-    assert bars.levels == ["level 0", "level 1", "level 2"]
+    assert bars.bars == ["level 0", "level 1", "level 2"]
     found = drawn(make_page(groups), tmp_path)
-    axis = found["drawn"]["figure-levels-last-ten-0"]["layout"]["xaxis"]
+    axis = found["drawn"]["figure-levels-last-0"]["layout"]["xaxis"]
     assert (axis["categoryorder"], axis["categoryarray"]) == ("array", ["level 0", "level 1", "level 2"])
-    (table,) = found["tables"]["levels-last-ten"]
+    (table,) = found["tables"]["levels-last"]
     assert [line[0] for line in table] == ["level", "level 0", "level 1", "level 2"]
     assert [line[1] for line in table[1:]] == ["", "", "50.00 %"]
 
@@ -173,12 +176,49 @@ def test_the_mean_is_of_the_rounds_that_all_seeds_have(tmp_path: Path) -> None:
     first, second, mean = panel.curves
     assert (first.y, second.y) == ([0.2, 0.4, 0.9], [0.4, 0.8])
     assert (mean.name, mean.x, mean.y) == ("incoavg, mean of 2", [1, 2], [0.3, 0.6])
-    # Last ten: (0.2 + 0.4 + 0.9) / 3 = 0.5 and 0.6; their mean 0.55, its standard error 0.05, and t = 12.706.
+    # So short runs are judged by their last evaluation: 0.9 and 0.8, mean 0.85, standard error 0.05, t = 12.706.
     bars = by_level([group])[0].panels[0].curves[0]
-    assert bars.y == pytest.approx([0.55] * 3)
+    assert bars.y == pytest.approx([0.85] * 3)
     assert bars.half == pytest.approx([12.7062047364 * 0.05] * 3, rel=1e-4)
     assert "95 % confidence interval (Student's t over seeds)" in by_level([group])[0].caption
-    assert "<td>55.0 ± 63.5</td>" in tables.results([group])
+    assert "<td>85.0 ± 63.5</td>" in tables.results([group])
+
+
+def test_the_measure_is_named(tmp_path: Path) -> None:
+    """Of 60 evaluations the last ten count, of 15 the last three."""
+    folder_of(tmp_path / "long", [0.1] * 50 + [0.2] * 10)
+    folder_of(tmp_path / "short", [0.1] * 12 + [0.4] * 3)
+    long, short = read_groups([tmp_path / "long"]), read_groups([tmp_path / "short"])
+    assert '<th scope="col">mean of rounds 51-60</th>' in tables.results(long)
+    assert '<th scope="col">mean of rounds 13-15</th>' in tables.results(short)
+    assert by_level(short)[0].title == "Accuracy by level, mean of rounds 13-15"
+    assert by_level(short)[0].panels[0].curves[0].y == [0.4] * 3
+    assert "accuracy, mean of rounds 51-60</dt><dd>20.0 %</dd>" in tables.tiles(long[0].runs[0])
+
+
+def test_another_metric_is_named_and_not_in_percent(tmp_path: Path) -> None:
+    """RMSE: lower is better."""
+    path = folder_of(tmp_path / "r", [3.0, 1.25, 1.5], "task.name=regression")
+    groups = read_groups([path])
+    assert "<dt>best rmse</dt><dd>1.25</dd>" in tables.tiles(groups[0].runs[0]).replace("<div>", "")
+    accuracy, _ = of_section("curves", groups)
+    assert (accuracy.title, accuracy.unit) == ("Test rmse", "number")
+    assert by_level(groups)[0].panels[0].range is None
+    assert "in percent" not in markup(make_page(groups))
+
+
+def test_a_run_of_objects_that_only_its_script_has(tmp_path: Path, incofl: Shell) -> None:
+    inputs, targets = torch.randn(80, 6), torch.randint(3, (80,))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    config = {"rounds": 2, "cohort": 2, "data": {"clients": 4}, "local": {"epochs": 1, "batch_size": 8}}
+    config |= {"split": {"kind": "hetero", "levels": 2}}
+    data = Data((inputs, targets), (inputs, targets))
+    run(config, tmp_path / "mine", model=lambda: model, data=data, progress=False)
+    code, _, err = incofl("report", tmp_path / "mine", "-o", tmp_path / "page.html")
+    assert (code, err) == (0, "")
+    text = markup((tmp_path / "page.html").read_text())
+    assert "2 of 2" in text
+    assert "cannot be computed here" in text
 
 
 def test_accuracy_against_bytes(tmp_path: Path) -> None:
@@ -186,7 +226,7 @@ def test_accuracy_against_bytes(tmp_path: Path) -> None:
     folder_of(tmp_path / "r", [0.2, 0.4, 0.6])
     groups = read_groups([tmp_path / "r"])
     figures = {figure.id: figure for figure in of_section("communication", groups)}
-    (curve,) = accuracy_by_bytes(groups).panels[0].curves
+    (curve,) = figures["accuracy-bytes"].panels[0].curves
     assert (curve.x, curve.y) == ([30, 60, 90], [0.2, 0.4, 0.6])
     assert figures["bytes"].panels[0].curves[0].y == [30, 30, 30]
     assert "90 B" in figures["bytes-total"].alt

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from incofl.cli.display import print_table
 from incofl.config import make_config
+from incofl.errors import RunError
 from incofl.studies.compare import Estimate, MethodResult, as_csv, markdown, summarise, table
 from tests.cli.test_cli import SMALL
 from tests.shell import Shell
@@ -47,7 +49,7 @@ def test_a_long_run_is_judged_by_its_last_ten_rounds(tmp_path: Path) -> None:
     curve = [0.0] * 40 + [0.5, 0.7] * 5
     (result,) = written(tmp_path, {"heteroavg": [curve, curve]})
     assert result.measure == "mean of rounds 41-50"
-    assert (result.tail.mean, result.last.mean) == (pytest.approx(0.6), 0.7)
+    assert [result.tail.mean, result.last.mean] == pytest.approx([0.6, 0.7])
     assert result.by_level[1].mean == pytest.approx(0.7)
     assert table([result])[0][:3] == ["method", "last round", "mean of rounds 41-50"]
 
@@ -90,7 +92,29 @@ def test_names_and_numbers_are_never_cut(
     assert ("level 4" in out.partition("left out")[0]) == (width == 200)
     assert ("left out, the terminal is too narrow: " in out) == (width < 200)
     if width >= 80:
-        assert max(map(len, shown)) <= width
+        assert max(len(line) for line in shown if not line.startswith("left out")) <= width
+
+
+def test_the_metric_of_the_task_is_compared_in_its_direction(tmp_path: Path) -> None:
+    """A lower error is better, and is no percentage."""
+    configs = {(method, seed): make_config({"task": {"name": "regression"}}) for method in "ab" for seed in (0, 1)}
+    for (method, seed), error in zip(configs, (3.0, 3.2, 2.0, 3.3), strict=True):
+        folder = tmp_path / f"{method}-s{seed}"
+        folder.mkdir()
+        (folder / "summary.json").write_text('{"levels": [2]}')
+        row = {"round": 1, "accuracy": error, "accuracy_by_level": [error]}
+        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    results = summarise(configs, tmp_path)
+    assert (results[1].metric, results[1].percent) == ("rmse", False)
+    line = table(results)[2]
+    assert line[1].startswith("2.650 ± ")
+    assert line[3].startswith("-0.450 ± ")
+    assert line[-1] == "1 of 2"
+
+
+def test_runs_without_evaluation_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="heteroavg-s0: was never evaluated, expected data with a test set"):
+        written(tmp_path, {"heteroavg": [[]]})
 
 
 def test_markdown() -> None:
@@ -172,7 +196,7 @@ def test_an_impossible_method_is_refused_before_the_first_run(incofl: Shell, tmp
     arms = ("-m", "heteroavg,scalefl", "--seeds", "0", "--set", "model.name=tiny-mlp", "--set", "split.kind=auto")
     code, _, err = incofl("compare", *SMALL, *arms, "-o", tmp_path / "out")
     assert code == 2
-    assert "expected a model with early exits" in err
+    assert "cannot have early exits, expected a ResNet or a model with a method add_exits" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -190,3 +214,18 @@ def test_bad_input(incofl: Shell, tmp_path: Path, arguments: list[str], words: s
     assert code == 2
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_a_method_of_your_own_in_two_jobs(incofl: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    lines = ("from incofl import METHODS, InCo", 'mine = METHODS["heteroavg"].then(InCo(rule="theorem"))')
+    (tmp_path / "own_method_to_compare.py").write_text("\n".join(lines) + "\n")
+    name = "own_method_to_compare:mine"
+    code, out, err = incofl("compare", *SMALL, "-m", f"heteroavg,{name}", "--seeds", "0", "-o", "both", "-j", "2")
+    assert (code, err) == (0, "")
+    assert "own_method_to_compare:mine, seed 0" in out
+    by_rule = json.loads(Path("both/comparison.json").read_text())["results"]
+    assert [result["method"] for result in by_rule] == ["heteroavg", name]
+    assert incofl("run", *SMALL, "-m", "incoavg", "--set", "inco.rule=theorem", "--out", "named")[0] == 0
+    assert rows(Path("both/own_method_to_compare-mine-s0"))[-1]["accuracy"] == rows(Path("named"))[-1]["accuracy"]

@@ -29,7 +29,8 @@ def test_cells_of_a_row_and_its_reference_differ_as_the_rows_say() -> None:
     """Paired: nothing but the method differs, so that partition, cohorts and first weights are the same."""
     by_row = {cell.row: cell.configs[1] for cell in cells(load_study("noise"), load_scale("mini"))}
     ours, theirs = by_row["InCo gradients"].flat(), by_row["HeteroAvg"].flat()
-    assert {key for key in ours if ours[key] != theirs[key]} == {"method"}
+    assert {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]} == {"method"}
+    assert {key.partition(".")[0] for key in ours.keys() ^ theirs.keys()} == {"inco"}  # the options of the method
 
 
 def test_studies_share_runs() -> None:

@@ -5,7 +5,6 @@ Each analysis is a module of this folder with a function ``figures(runs, out, op
 """
 
 import importlib
-import importlib.util
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +16,9 @@ import numpy as np
 
 from incofl.analysis.runs import RecordedRun, by_seed
 from incofl.engine.checkpoint import write_json
-from incofl.errors import ConfigError, IncoflError, RunError, nearest
+from incofl.errors import ConfigError, IncoflError, RunError, nearest, needs_extra
 
 NAMES = ("similarity", "features", "updates", "environments", "coefficients")
-EXTRA = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}  # modules of the extra ``analysis``, and their packages
 Found = TypeVar("Found")
 
 
@@ -110,10 +108,12 @@ def analyze(
     Raises:
         RunError: at the end, if nothing could be analysed, or if an analysis needs rounds that were not recorded.
     """
-    check_names(only)
-    for module, package in EXTRA.items():
-        if importlib.util.find_spec(module) is None:
-            raise RunError(f"analyze: needs {package}; try: pip install 'incofl[analysis]'")
+    for name in NAMES if only is None else only or [""]:
+        if name not in NAMES:
+            raise ConfigError(f"--only: got {name!r}{nearest(name, NAMES)}")
+    with needs_extra("analysis", "analyze"):
+        importlib.import_module("matplotlib")
+        importlib.import_module("sklearn")
     wanted = [name for name in NAMES if name != "environments" or len(by_seed(runs)) > 1] if only is None else only
     done, problems, unrecorded = False, [], None
     for name in (name for name in NAMES if name in wanted):
@@ -131,13 +131,6 @@ def analyze(
         yield Findings(missing=list(map(str, problems)))
     if unrecorded or not done:
         raise unrecorded or problems[0]
-
-
-def check_names(names: Sequence[str] | None) -> None:
-    """Refuses an analysis that does not exist, and an empty choice."""
-    for name in NAMES if names is None else names or [""]:
-        if name not in NAMES:
-            raise ConfigError(f"--only: got {name!r}{nearest(name, NAMES)}")
 
 
 def default_out(runs: Sequence[RecordedRun]) -> Path:

@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from incofl.analysis.runs import RecordedRun
 from incofl.client import Upload
+from incofl.data.batches import eval_batches
 from incofl.data.dataset import Examples
 from incofl.engine.checkpoint import load_checkpoint
 from incofl.engine.executor import make_store
@@ -26,11 +28,13 @@ from incofl.engine.federation import Federation, Job
 from incofl.engine.store import ClientStore
 from incofl.engine.worker import Worker, one_thread
 from incofl.errors import RunError
+from incofl.inputs import Inputs, call
 from incofl.layout import Layout
 from incofl.models.text import PADDING
 from incofl.seeds import Purpose, numpy_rng
 from incofl.server import Server
 from incofl.split import Slice
+from incofl.task import Score
 
 BATCH = 100  # examples that go through a model at a time
 CLIENTS, EXAMPLES = 0, 1  # numbers of the random streams that analyses draw from
@@ -78,7 +82,7 @@ class Replay:
         server = self._run.server(round)
         if server.round not in self.rounds:
             raise RunError(
-                f"{self.name}: what clients of {self._run.config.method} remembered after round {round} "
+                f"{self.name}: what clients of {self._run.method} remembered after round {round} "
                 f"is not on disk, expected one of the rounds {', '.join(map(str, self.rounds))}"
             )
         return server
@@ -96,28 +100,26 @@ class Replay:
 
     def slice(self, server: Server, member: Member) -> Slice:
         """Returns what the client holds in this turn."""
-        return self.federation.slice(member.level, server.round)
+        return self.federation.slice(member.level, server.round, member.client)
 
     @torch.inference_mode()
-    def logits(self, module: nn.Module, x: Tensor) -> Tensor:
+    def answers(self, module: nn.Module, x: Inputs) -> Any:
         """Returns the output of a model for a batch, computed as in the run's evaluations."""
         with one_thread(), torch.compiler.set_stance("force_eager") if self.federation.compile else nullcontext():
-            logits: Tensor = module(self._worker.input(module, x))
-        return logits
+            return call(module, self._worker.input(module, x))
 
-    def outputs(self, module: nn.Module, blocks: Sequence[str], batch: Examples) -> tuple[list[Tensor], int]:
-        """Returns the outputs of some blocks, a row for each example, and the number of correct answers."""
-        parts, right = [], 0
-        for start in range(0, len(batch), BATCH):
-            part = batch.pick(slice(start, start + BATCH))
-            x, y = self.federation.data.pipeline.test(part.x), part.y
-            held = x != PADDING if not x.is_floating_point() and y.dim() == 1 else None
+    def outputs(self, module: nn.Module, blocks: Sequence[str], batch: Examples) -> tuple[list[Tensor], float]:
+        """Returns the outputs of some blocks, a row for each example, and the first metric of the task."""
+        parts, score, task = [], Score(), self.federation.task
+        for x, y in eval_batches(batch, self.federation.data.pipeline, BATCH):
+            text = isinstance(x, Tensor) and not x.is_floating_point() and y.dim() == 1
+            held = x != PADDING if text else None
             with watched({block: module.get_submodule(block) for block in blocks}) as seen:
-                right += int((self.logits(module, x).argmax(1).cpu() == y).sum())
+                score += task.score(self.answers(module, x), y.to(self.federation.device))
             if missing := [block for block in blocks if block not in seen]:
                 raise RunError(f"{self.name}: block {missing[0]!r} of its model was not called, so it has no output")
-            parts.append([rows(seen[block], len(x), held) for block in blocks])
-        return [torch.cat(own) for own in zip(*parts, strict=True)], right
+            parts.append([rows(seen[block], len(y), held) for block in blocks])
+        return [torch.cat(own) for own in zip(*parts, strict=True)], task.values(score)[task.first]
 
     def _store(self, server: Server) -> ClientStore:
         return self._last_store if server.round else make_store(self.federation)  # at first nobody has had a turn

@@ -8,8 +8,7 @@ been shuffled. The debiased estimate, which is 0 there, stands beside it.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +17,11 @@ from torch import Tensor
 
 from incofl.analysis.analyze import Findings, Options, cell
 from incofl.analysis.cka import LEAST, cka_matrix, debiased_matrix, gram
+from incofl.analysis.layers import Contest, Layers, Record, groups_of
 from incofl.analysis.plots import draw_ranges, drawn, finish_layers, legend, look, short
 from incofl.analysis.runs import RecordedRun, by_seed
 from incofl.analysis.smoothness import describe
-from incofl.analysis.updates import Contest, groups_of, role, shallow_larger, update_rounds, updates
+from incofl.analysis.updates import update_rounds, updates
 from incofl.errors import RunError
 from incofl.statistics import Correlation, correlation
 
@@ -36,83 +36,37 @@ STATISTICS = {
 HEADINGS = ("runs", "seed", "rounds", "CKA shallow higher", "debiased", "lowest above highest")
 
 
-@dataclass(frozen=True)
-class Pair:
-    """One layer in one round of two runs: the similarity of its updates, and statistics of both."""
-
-    cka: float
-    chance: float  # CKA with the rows of one in another order
-    debiased: float | None  # undefined below four rows
-    mean: float  # size of the mean update, mean of both runs
-    variance: float  # of the elements, mean of both runs
-    covariance: float  # of an element in one run with the same in the other
-    difference: float  # mean size of the difference of an element
-    roughness: float | None  # mean of both runs; undefined for few elements
-
-
 def matrix(update: Tensor) -> Tensor:
     """Returns an update with a row for each output; every element of a vector is a row."""
     return update.reshape(len(update), -1).double()
 
 
-def compare_updates(one: Tensor, other: Tensor) -> Pair | None:
-    """Compares two updates of one layer; ``None`` where a run did not move it, or all its outputs alike."""
+def compare_updates(one: Tensor, other: Tensor) -> dict[str, float] | None:
+    """Compares two updates of one layer: CKA, and the statistics of both.
+
+    Returns ``None`` where a run did not move the layer, or all its outputs alike. Debiased CKA is not a number below
+    four rows, and roughness for few elements.
+    """
     a, b = matrix(one), matrix(other)
     grams = [gram(a), gram(b)]
     if not all(k.any() for k in grams):
         return None
     order = torch.randperm(len(b), generator=torch.Generator().manual_seed(0))
     plain = cka_matrix([*grams, grams[1][order][:, order]])[0]
-    debiased = float(debiased_matrix(grams)[0, 1]) if len(a) >= LEAST else math.nan
     rough = [found[0].roughness for update in (one, other) if (found := describe(update.numpy())) is not None]
-    return Pair(
-        cka=float(plain[1]),
-        chance=float(plain[2]),
-        debiased=debiased if math.isfinite(debiased) else None,
-        mean=float(a.mean().abs() + b.mean().abs()) / 2,
-        variance=float(a.var() + b.var()) / 2,
-        covariance=float(((a - a.mean()) * (b - b.mean())).mean()),
-        difference=float((a - b).abs().mean()),
-        roughness=float(np.mean(rough)) if len(rough) == 2 else None,
-    )
+    return {
+        "cka": float(plain[1]),
+        "chance": float(plain[2]),
+        "debiased": float(debiased_matrix(grams)[0, 1]) if len(a) >= LEAST else math.nan,
+        "mean": float(a.mean().abs() + b.mean().abs()) / 2,
+        "variance": float(a.var() + b.var()) / 2,
+        "covariance": float(((a - a.mean()) * (b - b.mean())).mean()),
+        "difference": float((a - b).abs().mean()),
+        "roughness": float(np.mean(rough)) if len(rough) == 2 else math.nan,
+    }
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The updates of two runs, compared."""
-
-    group_of: Mapping[str, str]  # the shallow layer of each layer's group
-    layers: Mapping[str, Mapping[int, Pair]]  # by layer and round; group by group, the shallow layer first
-
-    def values(self, what: str) -> dict[str, dict[int, float]]:
-        """Returns one number by layer and round, where it is known."""
-        found = {
-            name: {round: getattr(pair, what) for round, pair in self.layers[name].items()} for name in self.layers
-        }
-        known = {name: {r: v for r, v in values.items() if v is not None} for name, values in found.items()}
-        return {name: values for name, values in known.items() if values}
-
-    def shallow_higher(self, what: str = "cka") -> Contest:
-        """Tests the paper's observation that shallow layers are more similar, on ``cka`` or ``debiased``."""
-        return shallow_larger(self.values(what), self.group_of, np.mean)
-
-    def normalised(self, what: str) -> dict[str, float]:
-        """Returns means over the rounds, in each group divided by the smallest size, as in the paper's figure."""
-        means = {name: float(np.mean(list(values.values()))) for name, values in self.values(what).items()}
-        heads = {name: self.group_of[name] for name in means}
-        least = {head: min(abs(means[name]) for name in heads if heads[name] == head) for head in heads.values()}
-        return {name: mean / least[heads[name]] for name, mean in means.items() if least[heads[name]] > 0}
-
-    def relations(self) -> dict[str, Correlation]:
-        """Correlates each statistic with CKA over the layers, both normalised within their group."""
-        similarity, found = self.normalised("cka"), {what: self.normalised(what) for what in STATISTICS}
-        return {
-            what: correlation(list(similarity.values()), [values.get(name) for name in similarity])
-            for what, values in found.items()
-        }
-
-
-def compare_runs(one: RecordedRun, other: RecordedRun) -> Compared:
+def compare_runs(one: RecordedRun, other: RecordedRun) -> Layers:
     """Compares the layers that InCo pairs and both runs trained, round by round."""
     rounds = sorted(set(update_rounds(one)) & set(update_rounds(other)))
     group_of = groups_of(one.layout)
@@ -120,12 +74,34 @@ def compare_runs(one: RecordedRun, other: RecordedRun) -> Compared:
     if not rounds or not names:
         what = "round whose update both recorded" if names else "layer of one name and shape"
         raise RunError(f"{one.path} and {other.path}: no {what}; expected two runs of one model")
-    found: dict[str, dict[int, Pair]] = {name: {} for name in names}
+    found: dict[str, dict[int, Record]] = {name: {} for name in names}
     for (round, a), (_, b) in zip(updates(one, names, rounds), updates(other, names, rounds), strict=True):
         for name in names:
             if name in a and name in b and (pair := compare_updates(a[name], b[name])) is not None:
                 found[name][round] = pair
-    return Compared(group_of, {name: pairs for name, pairs in found.items() if pairs})
+    return Layers.of(group_of, found)
+
+
+def shallow_higher(found: Layers, what: str = "cka") -> Contest:
+    """Tests the paper's observation that shallow layers are more similar, on ``cka`` or ``debiased``."""
+    return found.shallow_larger(found.numbers[what], np.mean)
+
+
+def normalised(found: Layers, what: str) -> dict[str, float]:
+    """Returns means over the rounds, in each group divided by the smallest size, as in the paper's figure."""
+    means = {name: float(values.mean()) for name, values in found.rows(what).items()}
+    heads = {name: found.group_of[name] for name in means}
+    least = {head: min(abs(means[name]) for name in heads if heads[name] == head) for head in heads.values()}
+    return {name: mean / least[heads[name]] for name, mean in means.items() if least[heads[name]] > 0}
+
+
+def relations(found: Layers) -> dict[str, Correlation]:
+    """Correlates each statistic with CKA over the layers, both normalised within their group."""
+    similarity, statistics = normalised(found, "cka"), {what: normalised(found, what) for what in STATISTICS}
+    return {
+        what: correlation(list(similarity.values()), [values.get(name) for name in similarity])
+        for what, values in statistics.items()
+    }
 
 
 def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = None) -> Findings:
@@ -134,24 +110,22 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     if not others:
         raise RunError("environments: got runs of one setting, expected two, such as IID and non-IID")
     title = f"updates against those of {reference}: share of (deep layer, round) pairs in which shallow ones are closer"
-    findings, of_seed = Findings(title, [HEADINGS]), {run.config.seed: run for run in firsts}
+    findings, of_seed = Findings(title, [HEADINGS]), {run.seed: run for run in firsts}
 
-    def look(run: RecordedRun) -> Compared:
-        if run.config.seed not in of_seed:
+    def look(run: RecordedRun) -> Layers:
+        if run.seed not in of_seed:
             raise RunError(f"{run.name} has no run of {reference} with its seed")
-        return compare_runs(of_seed[run.config.seed], run)
+        return compare_runs(of_seed[run.seed], run)
 
     comparisons = []
     label_of = {run: label for label, group in others for run in group}
     for run, found in findings.of_each(list(label_of), look).items():
-        both = [of_seed[run.config.seed].name, run.name]
-        higher = {what: found.shallow_higher(what) for what in ("cka", "debiased")}
-        numbers = {"layers": _described(found), "shallow_higher": higher, "relations": found.relations()}
-        comparisons.append({"runs": both, **numbers})
-        rounds = [round for pairs in found.layers.values() for round in pairs]
+        both = [of_seed[run.seed].name, run.name]
+        higher = {what: shallow_higher(found, what) for what in ("cka", "debiased")}
+        comparisons.append({"runs": both, **found.json(), "shallow_higher": higher, "relations": relations(found)})
         above = higher["cka"].lowest_above_highest.values()
         shares = [cell(test.pairs.share, ".0%") for test in higher.values()]
-        head = [" / ".join(both), str(run.config.seed), f"{min(rounds)}-{max(rounds)}"]
+        head = [" / ".join(both), str(run.seed), f"{found.rounds[0]}-{found.rounds[-1]}"]
         findings.table.append([*head, *shares, f"{sum(above)} of {len(above)} groups"])
         suffix = "" if len(others) == 1 else "-" + re.sub(r"[^\w.+-]+", "-", label_of[run])
         if (path := out / f"cross_environment{suffix}.png") not in findings.files:  # one picture for each setting
@@ -162,37 +136,27 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     return findings
 
 
-def _described(found: Compared) -> dict[str, dict[str, object]]:
-    result: dict[str, dict[str, object]] = {}
-    for name, pairs in found.layers.items():
-        numbers = {entry.name: [getattr(pair, entry.name) for pair in pairs.values()] for entry in fields(Pair)}
-        group = found.group_of[name]
-        result[name] = {"group": group, "role": role(name, group), "rounds": list(pairs), **numbers}
-    return result
-
-
-def draw_environments(path: Path, found: Compared, title: str) -> None:
+def draw_environments(path: Path, found: Layers, title: str) -> None:
     """Draws CKA between the updates of two runs for each layer: lowest, mean and highest round."""
-    with drawn(path, 8, 0.24 * len(found.layers) + 1.9, title) as figure:
+    with drawn(path, 8, 0.24 * len(found.group_of) + 1.9, title) as figure:
         axes = figure.subplots(1, 2, sharey=True)
         for panel, what in zip(axes, ("cka", "debiased"), strict=True):
-            values = {name: list(own.values()) for name, own in found.values(what).items()}
-            ranges = {name: (min(own), float(np.mean(own)), max(own)) for name, own in values.items()}
-            draw_ranges(panel, {name: found.group_of[name] for name in found.layers}, ranges)
+            ranges = {name: (own.min(), own.mean(), own.max()) for name, own in found.rows(what).items()}
+            draw_ranges(panel, found.group_of, ranges)
         axes[0].set_xlabel("CKA of updates: lowest, mean, highest round")
         axes[1].set_xlabel("the same, debiased (unrelated: 0)")
         axes[1].axvline(0, color="black", lw=0.8)
-        chance = {name: float(np.mean(list(own.values()))) for name, own in found.values("chance").items()}
-        finish_layers(figure, list(found.layers), chance, "the same with rows shuffled")
+        chance = {name: float(own.mean()) for name, own in found.rows("chance").items()}
+        finish_layers(figure, chance, "the same with rows shuffled")
 
 
-def draw_relations(path: Path, found: Compared, title: str) -> None:
+def draw_relations(path: Path, found: Layers, title: str) -> None:
     """Draws CKA against statistics of the updates, both divided by the smallest in their group: a point is a layer."""
-    similarity, measured = found.normalised("cka"), found.relations()
-    heads = list(dict.fromkeys(found.group_of[name] for name in found.layers))
+    similarity, measured = normalised(found, "cka"), relations(found)
+    heads = list(dict.fromkeys(found.group_of.values()))
     with drawn(path, 2.5 * len(STATISTICS), 3.2, title) as figure:
         for axes, (what, label) in zip(figure.subplots(1, len(STATISTICS)), STATISTICS.items(), strict=True):
-            values, known = found.normalised(what), measured[what]
+            values, known = normalised(found, what), measured[what]
             for name in (name for name in similarity if name in values):
                 style = look(heads.index(found.group_of[name]), ms=6, mew=1.3)
                 fill = style["color"] if name == found.group_of[name] else "none"

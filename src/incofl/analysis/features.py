@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from incofl.analysis.analyze import Findings, Options, cell, own
 from incofl.analysis.clients import Member, Replay, choose, watched
@@ -19,6 +19,7 @@ from incofl.analysis.plots import drawn, look, panels
 from incofl.analysis.runs import RecordedRun, by_seed
 from incofl.engine.worker import one_thread
 from incofl.errors import RunError
+from incofl.inputs import Inputs
 from incofl.split import Slice
 
 LABEL = 0  # the class
@@ -47,14 +48,14 @@ def features(run: RecordedRun, options: Options | None = None) -> Features:
     options, replay = options or Options(), Replay(run)
     members = three_sizes(choose(replay.federation, max(SIZES, len(replay.federation.levels_in_use))))
     test = replay.federation.data.test
-    if test.y.dim() != 1:
-        raise RunError(f"{replay.name}: its texts have no class of their own, expected a data set of classes")
+    if test.y.dim() != 1 or not replay.federation.task.classes:
+        raise RunError(f"{replay.name}: its examples have no class of their own, expected a data set of classes")
     chosen = (test.y == LABEL).nonzero().flatten()[:MOST]
     if len(members) < 2 or len(chosen) * len(members) <= NEIGHBOURS:
         few = f"{len(members)} client(s) and {len(chosen)} test example(s) of class {LABEL}"
         raise RunError(f"{replay.name}: {few} are too few")
     server = replay.server(options.round)
-    x, found = replay.federation.data.pipeline.test(test.x[chosen]), []
+    x, found = replay.federation.data.pipeline.test(test.pick(chosen).x), []
     with one_thread():
         for member in members:
             options.watch(f"{run.name}: features of client {member.client}")
@@ -63,7 +64,7 @@ def features(run: RecordedRun, options: Options | None = None) -> Features:
     rows = np.concatenate([np.pad(one, ((0, 0), (0, size - one.shape[1]))) for one in found])
     if not np.isfinite(rows).all():
         raise RunError(f"{replay.name}: the features of its clients are not finite; the training diverged")
-    points = embed(rows, run.config.seed).reshape(len(members), len(chosen), 2)
+    points = embed(rows, run.seed).reshape(len(members), len(chosen), 2)
     shares = own_neighbours(rows, np.repeat(np.arange(len(members)), len(chosen)))
     return Features(server.round, LABEL, tuple(members), points, *shares)
 
@@ -77,16 +78,16 @@ def three_sizes(members: Sequence[Member]) -> list[Member]:
     return [next(member for member in members if member.level == level) for level in wanted]
 
 
-def head_input(replay: Replay, module: nn.Module, slice_: Slice, x: Tensor) -> np.ndarray:
+def head_input(replay: Replay, module: nn.Module, slice_: Slice, x: Inputs) -> np.ndarray:
     """Returns the input of a model's last linear layer in server coordinates: 0 in channels that a client lacks."""
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
     with watched(layers, inputs=True) as seen:
-        replay.logits(module, x)
+        replay.answers(module, x)
     if not seen:
         raise RunError(f"{replay.name}: its model has no linear layer, so its features cannot be told from its answers")
     name, got = seen.popitem()
     weight = f"{name}.weight"
-    full = torch.zeros(len(x), replay.federation.model.layout.shapes[weight][-1])
+    full = torch.zeros(len(got), replay.federation.model.layout.shapes[weight][-1])
     full[:, slice_.index[weight][-1]] = got.flatten(1).float().cpu()
     return full.numpy()
 

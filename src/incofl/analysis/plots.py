@@ -92,9 +92,9 @@ def draw_ranges(axes: Axes, group_of: Mapping[str, str], ranges: Mapping[str, Se
             axes.plot(middle, place, **style)
 
 
-def finish_layers(figure: Figure, names: Sequence[str], marks: Mapping[str, float], meaning: str) -> None:
+def finish_layers(figure: Figure, marks: Mapping[str, float], meaning: str) -> None:
     """Names the layers of a figure, marks a value of each in its first panel, and adds the legend."""
-    for place, name in enumerate(names):
-        figure.axes[0].plot(marks[name], place, **MARK)
-    layer_axis(figure.axes[0], names)
+    for place, mark in enumerate(marks.values()):
+        figure.axes[0].plot(mark, place, **MARK)
+    layer_axis(figure.axes[0], list(marks))
     legend(figure, {"shallow layer": SHALLOW, "deep layer": DEEP, meaning: MARK})

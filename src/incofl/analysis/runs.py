@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from incofl.config import UNBOUND, Config, load_config
+from incofl.config import UNBOUND, Config, load_config, read_toml
 from incofl.engine.build import build, build_model
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint
 from incofl.engine.federation import Federation
@@ -48,8 +48,26 @@ class RecordedRun:
         return self.path.name
 
     @cached_property
+    def values(self) -> dict[str, Any]:
+        """The values of the config by dotted key, which can be read without the objects that they name."""
+        tree = read_toml(self.folder.config)
+        tables = {name: table for name, table in tree.items() if isinstance(table, dict)}
+        flat = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
+        return {key: value for key, value in tree.items() if key not in tables} | flat
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return int(self.values["seed"])
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return str(self.values["method"])
+
+    @cached_property
     def config(self) -> Config:
-        """The config of the run."""
+        """The config of the run; needs the objects that it names."""
         return load_config(self.folder.config)
 
     @cached_property
@@ -70,7 +88,7 @@ class RecordedRun:
     @cached_property
     def federation(self) -> Federation:
         """The federation, data included; needs the data files."""
-        return build(self.config, self.folder.load_partition(self.config.data.clients), begun=True)
+        return build(self.config, self.folder.load_partition(self.config.num_clients), begun=True)
 
     @cached_property
     def recorded(self) -> list[int]:
@@ -89,21 +107,22 @@ class RecordedRun:
         return load_checkpoint(self.folder.snapshot(round), start).server
 
 
-def find_runs(paths: Sequence[str | Path]) -> list[RecordedRun]:
-    """Opens the runs in some folders: each is a run folder, or holds run folders as ``incofl compare`` makes them."""
-    folders = dict.fromkeys(folder for path in paths for folder in find_folders(Path(path)))
-    return [RecordedRun.open(folder) for folder in folders]
+AnyRun = TypeVar("AnyRun", bound=RecordedRun)
 
 
-def find_folders(path: Path) -> list[Path]:
-    """Returns the run folders that a path stands for; inside a folder of runs, those with a finished round."""
-    inside = [] if RunFolder(path).config.exists() else [file.parent for file in path.rglob("config.toml")]
-    begun = sorted((folder for folder in inside if RunFolder(folder).rows()), key=_natural)
-    if not inside:
-        RecordedRun.open(path)  # says what is wrong with it
-    elif not begun:
-        raise RunError(f"{path}: holds {len(inside)} run folder(s) but no finished round, expected at least one")
-    return begun or [path]
+def find_runs(paths: Sequence[str | Path], kind: type[AnyRun]) -> list[AnyRun]:
+    """Opens the runs in some folders: each is a run folder, or holds run folders as ``incofl compare`` makes them.
+
+    Inside a folder of runs, those without a finished round are left out.
+    """
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        inside = [] if RunFolder(path).config.exists() else [file.parent for file in path.rglob("config.toml")]
+        begun = sorted((folder for folder in inside if RunFolder(folder).rows()), key=_natural)
+        if inside and not begun:
+            raise RunError(f"{path}: holds {len(inside)} run folder(s) but no finished round, expected at least one")
+        found |= dict.fromkeys(begun or [path])
+    return [kind.open(path) for path in found]
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -111,32 +130,29 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-AnyRun = TypeVar("AnyRun", bound=RecordedRun)
-
-
 def by_seed(runs: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
     """Groups the runs that have one config but for the seed, by seed; the labels tell the groups apart."""
     groups: dict[str, list[AnyRun]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(_binding(run.config), sort_keys=True), []).append(run)
+        groups.setdefault(json.dumps(_binding(run), sort_keys=True, default=str), []).append(run)
     result: dict[str, list[AnyRun]] = {}
-    configs = [group[0].config for group in groups.values()]
+    firsts = [group[0] for group in groups.values()]
     for number, group in enumerate(groups.values(), start=1):
-        label = _label(group[0].config, configs)
-        result[f"{label} ({number})" if label in result else label] = sorted(group, key=lambda run: run.config.seed)
+        label = _label(group[0], firsts)
+        result[f"{label} ({number})" if label in result else label] = sorted(group, key=lambda run: run.seed)
     return result
 
 
-def _binding(config: Config) -> dict[str, Any]:
+def _binding(run: RecordedRun) -> dict[str, Any]:
     """Returns all values that can change results, but for the seed."""
-    return {key: value for key, value in config.flat().items() if key not in UNBOUND and key != "seed"}
+    return {key: value for key, value in run.values.items() if key not in UNBOUND and key != "seed"}
 
 
-def _label(config: Config, configs: Sequence[Config]) -> str:
-    """Returns the method, with up to three keys that tell the config from others of the same method."""
-    mine, rivals = config.flat(), [other.flat() for other in configs if other.method == config.method]
-    telling = [key for key in _binding(config) if any(rival.get(key) != mine[key] for rival in rivals)]
-    return ", ".join([config.method, *(f"{key.rpartition('.')[2]} {plain(mine[key])}" for key in telling[:3])])
+def _label(run: RecordedRun, others: Sequence[RecordedRun]) -> str:
+    """Returns the method, with up to three keys that tell the run from others of the same method."""
+    mine, rivals = _binding(run), [other.values for other in others if other.method == run.method]
+    telling = [key for key in mine if any(rival.get(key) != mine[key] for rival in rivals)]
+    return ", ".join([run.method, *(f"{key.rpartition('.')[2]} {plain(mine[key])}" for key in telling[:3])])
 
 
 def plain(value: Any) -> str:

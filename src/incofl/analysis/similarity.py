@@ -35,7 +35,7 @@ class Snapshot:
 
     round: int
     mean_by_depth: ByDepth  # over all pairs of clients
-    accuracy: float | None  # of the server's models on the test set, mean over the levels
+    accuracy: float | None  # (or the first metric of the task) of the server on the test set, mean over the levels
     client_accuracy: float  # of the clients' models on the batch, their mean
 
 
@@ -79,8 +79,8 @@ def similarity(run: RecordedRun, options: Options | None = None) -> Similarity:
     history = []
     for r in [*evenly(course, options.history - 1), last]:
         options.watch(f"{run.name}: clients after round {r}")
-        points, cka, debiased, right = compare(replay, replay.server(r), members, batch)
-        history.append(Snapshot(r, mean_over_pairs(cka), accuracy.get(r), right))
+        points, cka, debiased, metric = compare(replay, replay.server(r), members, batch)
+        history.append(Snapshot(r, mean_over_pairs(cka), accuracy.get(r), metric))
     history.sort(key=lambda entry: entry.round)
     known = [entry.accuracy for entry in history]
     levels = np.array([member.level for member in members])
@@ -104,7 +104,7 @@ def draw_examples(federation: Federation, examples: int) -> Examples:
     """Draws the test examples on which models are compared, by the seed."""
     if not FEWEST <= examples <= MOST:
         raise ConfigError(f"--examples: got {examples}, expected a whole number from {FEWEST} to {MOST}")
-    test = federation.data.test
+    test: Examples = federation.data.test
     stream = torch_rng(federation.seed, Purpose.ANALYSIS, EXAMPLES)
     return test.pick(torch.randperm(len(test), generator=stream)[:examples].sort().values)
 
@@ -112,19 +112,19 @@ def draw_examples(federation: Federation, examples: int) -> Examples:
 def compare(
     replay: Replay, server: Server, members: Sequence[Member], batch: Examples
 ) -> tuple[list[str], np.ndarray, np.ndarray, float]:
-    """Trains the clients and returns the points, CKA and debiased CKA by point and pair, and their mean accuracy."""
+    """Trains the clients and returns the points, CKA and debiased CKA by point and pair, and their mean metric."""
     points = common_points(server.layout, [replay.slice(server, member) for member in members])
     if not points:
         raise RunError(f"{replay.name}: its clients' models have no stage or block in common to be compared at")
-    grams, right = [], 0
+    grams, metrics = [], []
     with one_thread():
         for member, blocks in zip(members, zip(*points.values(), strict=True), strict=True):
-            outputs, correct = replay.outputs(replay.model(server, member), blocks, batch)
+            outputs, metric = replay.outputs(replay.model(server, member), blocks, batch)
             grams.append([gram(output) for output in outputs])
-            right += correct
+            metrics.append(metric)
         by_point = list(zip(*grams, strict=True))
         plain, debiased = (np.stack([f(own).cpu().numpy() for own in by_point]) for f in (cka_matrix, debiased_matrix))
-    return list(points), plain, debiased, right / (len(members) * batch.y.numel())
+    return list(points), plain, debiased, float(np.mean(metrics))
 
 
 def mean_over_pairs(matrices: np.ndarray, chosen: np.ndarray | None = None) -> ByDepth:
@@ -148,7 +148,7 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
         if len(one.evaluated) > 1:
             draw_against_accuracy(findings.file(own(run, "similarity-accuracy.png")), {run.name: [one]})
         if len(one.evaluated) < FEWEST_POINTS:
-            forgotten = f"clients of {run.config.method} remember what only the last checkpoint has"
+            forgotten = f"clients of {run.method} remember what only the last checkpoint has"
             why = forgotten if remembers(run) else "run it with record.every"
             few = f"{len(one.evaluated)} recorded round(s), too few for its course"
             findings.missing.append(f"{run.path}: {few}; {why}")
@@ -177,11 +177,11 @@ def compared(groups: Mapping[str, Mapping[RecordedRun, Similarity]]) -> dict[str
 
     Differences are paired by seed. Over all runs, the similarity at the deepest point is correlated with accuracy.
     """
-    reference = {run.config.seed: one for run, one in next(iter(groups.values())).items()}
+    reference = {run.seed: one for run, one in next(iter(groups.values())).items()}
     settings = {}
     for label, members in groups.items():
         columns = _columns([one.mean_by_depth for one in members.values()])
-        both = [(one, reference.get(run.config.seed)) for run, one in members.items()]
+        both = [(one, reference.get(run.seed)) for run, one in members.items()]
         pairs = [
             (one.mean_by_depth, other.mean_by_depth) for one, other in both if other and one.points == other.points
         ]

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[np.float64]
+from incofl.analysis.layers import Array
 
 REACH = 4.0  # standard deviations to both sides; what lies beyond is left out, as end bins would be peaks
 LEAST = 64  # elements below which a histogram says nothing

@@ -27,13 +27,12 @@ def analyze(
     Similarity of clients' models at every depth (CKA), updates, InCo's coefficients, features of one class. The models
     of clients are computed again from the recorded states of the run (record.every), so its data files are needed.
     """
-    from incofl.analysis.analyze import Options, analyze, check_names, default_out
-    from incofl.analysis.runs import find_runs
+    from incofl.analysis.analyze import Options, analyze, default_out
+    from incofl.analysis.runs import RecordedRun, find_runs
     from incofl.cli.display import make_console, print_table
 
     wanted = arg.words(only) if only is not None else None
-    check_names(wanted)
-    found = find_runs([run.expanduser() for run in runs])
+    found = find_runs([run.expanduser() for run in runs], RecordedRun)
     place = out.expanduser() if out is not None else default_out(found)
     console = make_console()
     with console.status("reading the runs") as status:

@@ -1,6 +1,7 @@
 """What a person sees: the progress of runs, plain lines where there is no terminal, and tables."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -109,42 +110,36 @@ class RunDisplay:
 
 
 def print_table(console: Console, lines: Sequence[Sequence[str]], title: str = "") -> None:
-    """Prints a table, headings first. In a narrow terminal text wraps and some columns are left out; no word is cut."""
+    """Prints a table, headings first; a narrow terminal wraps text and lacks some columns, but no word is cut."""
     columns = list(zip(*lines, strict=True))
     for optional in OPTIONAL:
-        if _width(map(_narrowest, columns)) > console.width:
+        if _least_width(columns) > console.width:
             columns = [column for column in columns if not column[0].startswith(optional)]
-    widths = [max(map(len, column)) for column in columns]
-    while _width(widths) > console.width:
-        slack = [width if width > _narrowest(column) else 0 for width, column in zip(widths, columns, strict=True)]
-        if not any(slack):
-            break
-        widths[slack.index(max(slack))] -= 1
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for (heading, *cells), width in zip(columns, widths, strict=True):
-        table.add_column(heading, justify="left" if _is_text(cells) else "right", width=width)
-    for row in zip(*(column[1:] for column in columns), strict=True):
-        table.add_row(*row)
-    console.print(table, width=max(console.width, _width(widths)), crop=False)
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        least = _longest(column)
+        whole = max(map(len, column)) == least  # there is nothing to wrap
+        table.add_column(column[0], justify="left" if _is_text(column) else "right", min_width=least, no_wrap=whole)
+    for cells in zip(*(column[1:] for column in columns), strict=True):
+        table.add_row(*cells)
+    console.print(table, width=max(console.width, _least_width(columns)), crop=False)
     if left_out := [heading for heading in lines[0] if heading not in [column[0] for column in columns]]:
-        console.print(f"left out, the terminal is too narrow: {', '.join(left_out)}", soft_wrap=True)
+        console.print(f"left out, the terminal is too narrow: {', '.join(left_out)}")
 
 
-def _width(widths: Iterable[int]) -> int:
-    """Returns the width of a table: two edges, three characters between columns."""
-    found = list(widths)
-    return sum(found) + 3 * len(found) - 1
+def _least_width(columns: Sequence[Sequence[str]]) -> int:
+    return sum(_longest(column) + 3 for column in columns)  # with the space between columns
 
 
-def _narrowest(column: Sequence[str]) -> int:
-    """Returns the width below which a word or a number of a column would be cut."""
+def _longest(column: Sequence[str]) -> int:
+    """Returns the length of the longest word of a heading and of text, or of the longest number."""
     heading, *cells = column
-    parts = [*heading.split(), *(word for cell in cells for word in (cell.split() if _is_text(cells) else [cell]))]
-    return max(map(len, parts), default=0)
+    return max(map(len, " ".join(column).split() if _is_text(column) else [*heading.split(), *cells]), default=0)
 
 
-def _is_text(cells: Sequence[str]) -> bool:
-    return any(cell[:1].isalpha() for cell in cells)
+def _is_text(column: Sequence[str]) -> bool:
+    first = next(filter(None, column[1:]), "")
+    return first[:1].isalpha() or re.search(r"[^\W\d]{5}", first) is not None
 
 
 def result_lines(
@@ -158,14 +153,15 @@ def result_lines(
     for position, level in enumerate(summary["levels"]):
         cost, clients = federation.costs[level], federation.clients_by_level[level]
         size = [" ".join(map(str, cost.blocks)), f"{cost.width:g}", human(cost.parameters), str(clients)]
-        curve = sparkline([row["accuracy_by_level"][position] for row in shown], highest, ascii_only)
-        lines.append([str(level), *size, _metric(evaluated and summary["accuracy_by_level"][position]), curve])
+        values = [row["accuracy_by_level"][position] for row in shown]
+        last = summary["accuracy_by_level"][position] if evaluated else None
+        lines.append([str(level), *size, _number(last), sparkline(values, highest, ascii_only)])
     curve = sparkline([row["accuracy"] for row in shown], highest, ascii_only)
-    return [*lines, ["mean", "", "", "", "", _metric(evaluated and summary["accuracy"]), curve]]
+    return [*lines, ["mean", "", "", "", "", _number(summary["accuracy"]), curve]]
 
 
-def _metric(value: float | None | list[Row]) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else "-"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def sparkline(values: Sequence[float | None], highest: float = 1.0, ascii_only: bool = False) -> str:

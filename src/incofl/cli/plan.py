@@ -36,7 +36,7 @@ def plan(
 
     found = make_plan(config, arg.overrides(set_, method=method, model=model), devices, ignore_limits)
     wanted, data = found.config.model, found.config.data
-    mean = sum(cost.parameters * found.clients[cost.level] for cost in found.levels) / sum(found.clients)
+    mean = sum(cost.parameters * found.clients[cost.level] for cost in found.levels) / (sum(found.clients) or 1)
     if as_json:
         numbers: dict[str, object] = {"model": wanted.name, "width": wanted.width, "stem": wanted.stem}
         numbers |= {"data": data.name, "split": found.kind, "mean_parameters": mean}
@@ -68,7 +68,7 @@ def plan(
     within = not any(line[-1] for line in lines[1:])
     title = f"the level that each device class trains with {found.config.method}"
     print_table(console, [line[:-1] for line in lines] if within else lines, title)
-    console.print(f"to run it: incofl run ... --devices {devices}", soft_wrap=True)
+    console.print(f"to run it: incofl run ... --devices {devices}{' --ignore-limits' * ignore_limits}", soft_wrap=True)
 
 
 @dataclass(frozen=True)

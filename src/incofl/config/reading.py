@@ -1,5 +1,6 @@
 """How a config is read: TOML files, presets, ``key=value`` overrides, objects, and one clear line for what is wrong."""
 
+import copy
 import dataclasses
 import json
 import tomllib
@@ -27,9 +28,10 @@ def make_config(values: Mapping[str, Any] | None = None, overrides: Iterable[str
 
     Objects replace what the config says: ``model``, ``data``, ``method`` and ``task``.
     """
-    tree: dict[str, Any] = json.loads(json.dumps(values or {}, default=str))
+    tree: dict[str, Any] = copy.deepcopy(dict(values or {}))
     for override in overrides:
         _set(tree, override)
+    tree = json.loads(json.dumps(tree, default=str))  # dates, which TOML has, as they are written
     objects = {kind: value for kind, value in objects.items() if value is not None}
     for kind, value in objects.items():
         _set_name(tree, kind, name_of(value, kind))

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from incofl.data.dataset import Shape, View
+from incofl.data.source import Shape, View
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 from incofl.data import images, texts
 from incofl.data.cache import Reader, read_cache_first
-from incofl.data.dataset import Source, View
 from incofl.data.manifests import PUBLISHED
 from incofl.data.pipeline import ImagePipeline, ImageViews, Texts
+from incofl.data.source import Source, View
 from incofl.errors import DataError, nearest
 
 _DIGITS = ImagePipeline(maximum=16, mean=(0.3048,), std=(0.3758,))

@@ -33,9 +33,9 @@ from torch import Tensor
 
 from incofl.config import UNBOUND, Config, make_config, read_toml
 from incofl.engine.checkpoint import atomic_write, write_json
-from incofl.engine.federation import Federation
 from incofl.errors import RunError
 from incofl.statistics import tail_mean
+from incofl.task import Task
 
 Row = dict[str, Any]
 
@@ -178,9 +178,8 @@ def new_folder(config: Config) -> Path:
     return Path("runs") / f"{method}-{data}-s{config.seed}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
-def summarise(rows: list[Row], config: Config, federation: Federation, status: str) -> dict[str, Any]:
+def summarise(rows: list[Row], config: Config, task: Task, levels: Sequence[int], status: str) -> dict[str, Any]:
     """The result of a run: last round, mean of the evaluations by which it is judged, totals."""
-    task = federation.task
     best = max if task.all_metrics[task.first].higher_is_better else min
     evaluated = [row for row in rows if row["accuracy"] is not None]
     last = evaluated[-1] if evaluated else None
@@ -189,7 +188,7 @@ def summarise(rows: list[Row], config: Config, federation: Federation, status: s
         "method": config.method,
         "seed": config.seed,
         "rounds": len(rows),
-        "levels": federation.levels_in_use,
+        "levels": list(levels),
         "metric": task.first,
         "accuracy": last and last["accuracy"],
         "accuracy_by_level": last and last["accuracy_by_level"],

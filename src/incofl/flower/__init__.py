@@ -8,6 +8,5 @@ if find_spec("flwr") is None:
 from incofl.flower.client import make_client_app
 from incofl.flower.server import make_server_app, serve
 from incofl.flower.settings import Settings
-from incofl.flower.task import Task
 
-__all__ = ["Settings", "Task", "make_client_app", "make_server_app", "serve"]
+__all__ = ["Settings", "make_client_app", "make_server_app", "serve"]

@@ -1,179 +1,193 @@
 """A node: Flower's ``ClientApp`` around the one local training loop."""
 
+import contextlib
 import dataclasses
-import functools
 import resource
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor
 
-from incofl.client import Score
-from incofl.config import make_config
+from incofl.config import Config, make_config
+from incofl.config.objects import GIVEN, OBJECTS, name_of
 from incofl.costs import read_limits
+from incofl.data import Data
 from incofl.engine.build import build
-from incofl.engine.executor import make_upload
 from incofl.engine.federation import Federation
+from incofl.engine.run import AnyModel
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError, IncoflError
 from incofl.flower.memory import NodeMemory
-from incofl.flower.messages import (
+from incofl.flower.protocol import (
+    LIMITS,
     Answer,
-    Report,
+    DataFacts,
+    Order,
     decode_order,
     encode_answer,
     encode_problem,
     encode_reply,
 )
-from incofl.flower.task import Task, build_own
+from incofl.flower.settings import NodeConfig, read_node_config
+from incofl.method import Method
+from incofl.models import Model
+from incofl.models.pretrained import with_pretrained
+from incofl.split import Slice
+from incofl.task import Task
+from incofl.tensors import Tensors
 
-# Of a node's config; Flower's simulation sets num-partitions.
-KEYS = {"partition-id", "level", "memory", "compute", "bandwidth", "state-dir", "data-root", "device", "num-partitions"}
 
+def make_client_app(
+    *,
+    model: AnyModel = None,
+    data: Callable[[Context], Any] | Data | str | None = None,
+    method: Method | str | None = None,
+    task: Task | str | None = None,
+) -> ClientApp:
+    """A client app that trains what the server sends; each node is described by a ``NodeConfig``.
 
-def make_client_app(task: Task | None = None) -> ClientApp:
-    """A client app that trains what the server sends: on a task's examples, or on a built-in data set's.
-
-    A node's config (``flower-supernode --node-config``) may say:
-
-        partition-id   its client number; without, it gets the next free one
-        level          the level it wants; or its limits, of which the largest model that fits is found:
-        memory         for training, such as "512 MB"
-        compute        multiply-accumulates per example, such as "30 MMAC"
-        bandwidth      bytes a round, down and up together, such as "50 MB"
-        state-dir      a folder for what it remembers, so that it survives a restart
-        data-root      the folder of a built-in data set, instead of the server's data.root
-        device         torch device, instead of the server's engine.device
+    Args:
+        model: what ``make_server_app`` was given.
+        data: a function of Flower's context that returns the node's examples, as ``Data`` or in a form that ``Data``
+            takes; the server never sees them. If it returns ``Data`` with a test part, the node evaluates each model
+            that it receives on it. Or what ``make_server_app`` was given, of which the node takes its client's part.
+        method: what ``make_server_app`` was given.
+        task: what ``make_server_app`` was given.
     """
-    app = ClientApp()
-    app.train()(functools.partial(_safely, functools.partial(_train, task)))
-    app.query()(functools.partial(_safely, functools.partial(_introduce, task)))
+    node, app = Node({"model": model, "data": data, "method": method, "task": task}), ClientApp()
+    for register, act in ((app.train, node.train), (app.query, node.introduce)):
+        register()(_safely(act))
     return app
 
 
-def _safely(act: Any, message: Message, context: Context) -> Message:
-    """Tells the server what went wrong, where that can be said in a line; what is a bug goes its way through Flower."""
-    try:
-        content = act(message.content, context)
-    except IncoflError as problem:
-        content = encode_problem(str(problem))
-    except (MemoryError, torch.OutOfMemoryError) as problem:
-        content = encode_problem(str(problem) or "MemoryError", memory=True)
-    except RuntimeError as problem:
-        if "can't allocate memory" not in str(problem):  # torch's own words on a CPU
-            raise
-        content = encode_problem(str(problem), memory=True)
-    return Message(content, reply_to=message)
+def _safely(act: Callable[[RecordDict, Context], RecordDict]) -> Callable[[Message, Context], Message]:
+    """Tells the server in one line what went wrong; a bug is passed on to Flower."""
+
+    def reply(message: Message, context: Context) -> Message:
+        try:
+            content = act(message.content, context)
+        except IncoflError as problem:
+            content = encode_problem(str(problem))
+        except (MemoryError, torch.OutOfMemoryError) as problem:
+            content = encode_problem(str(problem) or "MemoryError", "memory")
+        except RuntimeError as problem:
+            if "can't allocate memory" not in str(problem):  # torch's own words on a CPU
+                raise
+            content = encode_problem(str(problem), "memory")
+        return Message(content, reply_to=message)
+
+    return reply
 
 
-def _train(task: Task | None, content: RecordDict, context: Context) -> RecordDict:
-    """A turn."""
-    start, used = time.perf_counter(), _cpu_seconds()
-    order, state, sent = decode_order(content)
-    job = order.job
-    if order.known is not None and _said(context, client=job.client) != order.known:
-        return _introduce(task, content, context)  # it is not what it was, and this slice may be too large for it
-    federation, worker = _at_work(order.config, task, _text(context, "data-root"), _text(context, "device"))
-    if task is not None:
-        data = task.node_data(context)
-        federation = dataclasses.replace(federation, data=data, partition=Everything(len(data.train)))
-        worker = Worker(federation)
-    folder = _text(context, "state-dir")
-    memory = NodeMemory(context.state, order, Path(folder).expanduser() if folder else None)
-    remembered = memory.recall(federation)
-    score = Score(0, 0.0, 0)
-    if task is not None and len(federation.data.test):
-        # No more at a time than in training, for which the level was chosen.
-        score = worker.score(job.level, job.round, state, federation.data.test, federation.local.batch_size)
-    trained = worker.turn(job, state, sent, remembered)
-    memory.keep(trained.memory)
-    report = Report(
-        time.perf_counter() - start,
-        _cpu_seconds() - used,
-        peak_memory(),
-        remembered is None,
-        score.correct,
-        score.examples,
-    )
-    return encode_reply(make_upload(federation, job, trained), job.round, report)
+class Node:
+    """What a node does, with the objects that it was given."""
+
+    def __init__(self, objects: dict[str, Any]) -> None:
+        self._objects = {kind: value for kind, value in objects.items() if value is not None}
+        self._own_data = callable(objects["data"])
+        # The last that was built, and from what.
+        self._built: tuple[tuple[Any, ...], tuple[Config, Federation, Worker]] | None = None
+
+    def train(self, content: RecordDict, context: Context) -> RecordDict:
+        """A turn."""
+        start, (used, _) = time.perf_counter(), _usage()
+        order, state, extra, frozen = decode_order(content)
+        job, node = order.job, read_node_config(context.node_config, strict=False)
+        if order.known is not None and _said(node, job.client) != order.known:
+            return self.introduce(content, context)  # it is not what it was, and this slice may be too large for it
+        config, federation, worker = self._prepared(order, node, context)
+        slice_ = federation.slice(job.level, job.round, job.client)
+        slice_.check(state, "the model that was sent")
+        memory = NodeMemory(context.state, order, Path(node.state_dir).expanduser() if node.state_dir else None)
+        found = memory.frozen(frozen, lambda: _own_frozen(config, federation.model, slice_))
+        if found is None:
+            return encode_problem("its frozen parameters are not the server's", "frozen")
+        state |= found
+        remembered = memory.recall(federation)
+        measured: dict[str, Any] = {"forgot": int(remembered is None)}
+        if self._own_data and len(held_out := federation.data.test):
+            # No more at a time than in training, for which the level was chosen.
+            score = worker.score(job.level, job.round, state, held_out, federation.local.batch_size)
+            totals = score.totals[federation.task.first].flatten().tolist()
+            measured |= {"tested": len(held_out), "totals": tuple(totals)}
+        upload = worker.turn(job, state, extra, remembered)
+        memory.keep(upload.memory)
+        now, peak = _usage()
+        measured |= {"seconds": time.perf_counter() - start, "cpu_seconds": now - used, "peak_memory": peak}
+        return encode_reply(upload, job.round, **measured)
+
+    def introduce(self, content: RecordDict, context: Context) -> RecordDict:
+        """What this node can do."""
+        node = read_node_config(context.node_config, strict=not self._own_data)  # a function may read other keys
+        examples = len(self._data(context).train) if self._own_data else None
+        return encode_answer(dataclasses.replace(_said(node), examples=examples))
+
+    def _data(self, context: Context, facts: DataFacts | None = None) -> Data:
+        """The examples that only this node has, with what the server says of all; a ``Data`` keeps its name."""
+        given, known = self._objects["data"](context), {} if facts is None else facts._asdict()
+        if isinstance(given, Data):
+            return dataclasses.replace(given, **known | {"name": given.name})
+        return Data(given, **known)
+
+    def _prepared(self, order: Order, node: NodeConfig, context: Context) -> tuple[Config, Federation, Worker]:
+        """What an order's turns are computed with: built once per process, not once per message."""
+        key = order.config, order.data, node.data_root, node.device
+        data = self._data(context, order.data) if self._own_data else None
+        if self._built is None or self._built[0] != key:
+            config = _agreed(order.config, self._objects if data is None else self._objects | {"data": data})
+            place = dataclasses.replace(config.data, root=node.data_root or config.data.root)
+            engine = dataclasses.replace(config.engine, device=node.device or config.engine.device)
+            config = dataclasses.replace(config, data=place, engine=engine)
+            nobody = [torch.empty(0, dtype=torch.int64)] * config.num_clients
+            # Initial weights are not asked for: the order brings the model.
+            federation = build(config, None if data is None else nobody, begun=True)
+            self._built = key, (config, federation, Worker(federation))
+        config, federation, worker = self._built[1]
+        if data is not None:
+            everything = [torch.arange(len(data.train))] * config.num_clients
+            federation = dataclasses.replace(federation, data=data, partition=everything)
+            worker = Worker(federation)
+        return config, federation, worker
 
 
-def _introduce(task: Task | None, content: RecordDict, context: Context) -> RecordDict:
-    """What this node can do."""
-    if task is None and (odd := sorted(context.node_config.keys() - KEYS)):  # a task may have keys of its own
-        raise ConfigError(f"node-config: unknown key {odd[0]!r}, expected some of {', '.join(sorted(KEYS))}")
-    examples = None if task is None else len(task.node_data(context).train)
-    return encode_answer(dataclasses.replace(_said(context), examples=examples))
+def _agreed(toml: str, objects: dict[str, Any]) -> Config:
+    """The server's config, if this node was given the objects that it names."""
+    theirs, hint = tomllib.loads(toml), "give make_server_app and make_client_app the same objects"
+    for kind, (table, key) in OBJECTS.items():
+        named = (theirs[table] if table else theirs)[key]
+        own = name_of(objects[kind], kind) if kind in objects else "nothing"
+        if own != named and (kind in objects or named.startswith(GIVEN)):
+            raise ConfigError(f"{kind}: the server has {named}, this node {own}; {hint}")
+    config = make_config(theirs, **objects)
+    ours = tomllib.loads(config.to_toml())
+    for key in ours.keys() | theirs.keys():
+        if ours.get(key) != theirs.get(key):
+            raise ConfigError(f"{key}: the server has {theirs.get(key)}, this node {ours.get(key)}; {hint}")
+    return config
 
 
-def _said(context: Context, client: int | None = None) -> Answer:
+def _own_frozen(config: Config, model: Model, slice_: Slice) -> Tensors:
+    """The frozen part of a slice as this node's own build of the model has it."""
+    if config.model.pretrained is not None:
+        with contextlib.suppress(ConfigError):  # without the file, the server sends the frozen part
+            model = with_pretrained(model, config.model.pretrained)
+    return slice_.look({name: model.initial[name] for name in slice_.frozen})
+
+
+def _said(node: NodeConfig, client: int | None = None) -> Answer:
     """What a node's config says of it; one that names no client is the one that it is taken for."""
-    known = context.node_config
-    named = _number(known, "partition-id")
-    limits = read_limits(known, "node-config")
-    return Answer(client if named is None else named, _number(known, "level"), limits or None)
+    limits = {key: getattr(node, key) for key in LIMITS if getattr(node, key) is not None}
+    number = client if node.partition_id is None else node.partition_id
+    return Answer(number, node.level, read_limits(limits, "node-config") or None)
 
 
-@functools.lru_cache(maxsize=4)
-def _at_work(toml: str, task: Task | None, root: str | None, device: str | None) -> tuple[Federation, Worker]:
-    """Data and modules of a run: built once per process, not once per message."""
-    values = tomllib.loads(toml)
-    if root:
-        values["data"]["root"] = root
-    if device:
-        values["engine"]["device"] = device
-    if task is not None:
-        task.introduce()
-    config = make_config(values)
-    if task is not None and make_config(values, task.overrides) != config:
-        raise ConfigError(f"model.name: the server's is {config.model.name!r}, expected that of this node's task")
-    # Initial weights are not asked for: the order brings the model.
-    federation = build(config, begun=True) if task is None else build_own(config, dataclasses.replace(task, test=None))
-    return federation, Worker(federation)
-
-
-class Everything(Sequence[Tensor]):
-    """A partition in which every client has all examples: those of the one node that asks."""
-
-    def __init__(self, examples: int) -> None:
-        self._all = torch.arange(examples)
-
-    def __len__(self) -> int:
-        return sys.maxsize
-
-    @overload
-    def __getitem__(self, client: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, client: int | slice) -> Tensor | Sequence[Tensor]:
-        return self if isinstance(client, slice) else self._all
-
-
-def _text(context: Context, key: str) -> str | None:
-    value = context.node_config.get(key)
-    return None if value is None else str(value)
-
-
-def _number(known: dict[str, Any], key: str) -> int | None:
-    value = known.get(key)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-        return value
-    raise ConfigError(f"node-config: {key}: got {value!r}, expected a whole number >= 0")
-
-
-def _cpu_seconds() -> float:
+def _usage() -> tuple[float, int]:
+    """Processor time, and bytes at its peak, of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def peak_memory() -> int:
-    """Bytes of this process at its peak."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

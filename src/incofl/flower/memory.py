@@ -1,9 +1,9 @@
 """What a node remembers between its turns, and what the server knows of it.
 
-The memory itself never leaves the node. The server keeps, with its checkpoint, of which turn each node's memory is: the
-last one that it accepted. Every order says so, and a node starts from exactly that memory: what it made of a turn whose
-reply was late, lost, refused, or forgotten by a server that crashed, is never used. A node keeps the memory that it
-started from until an order names another.
+The memory itself never leaves the node. The server keeps, with its checkpoint, which turn each node's memory is from:
+the last one that it accepted. Every order says so, and a node starts from exactly that memory: what it made of a turn
+whose reply was late, lost, refused, or forgotten by a server that crashed, is never used. A node keeps the memory that
+it started from until an order names another.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,17 @@ from flwr.app import RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from incofl.client import Upload
 from incofl.engine.checkpoint import atomic_write
 from incofl.engine.federation import Federation
 from incofl.engine.store import ClientStore, Manifest
-from incofl.flower.messages import Order, arrays
-from incofl.method import Upload
+from incofl.flower.protocol import Order, arrays, digest
 from incofl.tensors import Tensors
 
+FROZEN = "frozen"  # the name under which a node keeps the frozen part of a slice
 
-class Accepted:
+
+class MemoryLedger:
     """The server's part: which turn of each client was accepted last, for methods whose clients remember."""
 
     def __init__(self, federation: Federation) -> None:
@@ -30,7 +32,7 @@ class Accepted:
         self.manifest: Manifest = {}
 
     def keeper(self, round: int) -> Callable[[Upload], None]:
-        """Notes accepted uploads."""
+        """A function that notes accepted uploads."""
 
         def keep(upload: Upload) -> None:
             if self._remembers:
@@ -39,10 +41,10 @@ class Accepted:
         return keep
 
     def save(self) -> None:
-        """It is in the checkpoint."""
+        """Does nothing: it is in the checkpoint."""
 
     def saved(self) -> None:
-        """Nothing to delete."""
+        """Does nothing: there is nothing to delete."""
 
     def restore(self, manifest: Manifest) -> None:
         """Goes back to what a checkpoint says."""
@@ -60,45 +62,59 @@ class NodeMemory:
     def recall(self, federation: Federation) -> Tensors | None:
         """The memory that the order names, in the coordinates of its slice; ``None``: it is gone. Drops all others."""
         job, wanted = self._order.job, self._order.memory
-        self._drop_all_but(wanted)
+        self._drop_all_but("" if wanted is None else _name(*wanted), FROZEN)
         if wanted is None:
             return {}
-        memory = self._load(wanted)
+        memory = self._load(_name(*wanted))
         if memory is None:
             return None
         store = ClientStore(federation.model.layout, federation.slice)
         store.put(job.client, *wanted, memory)
-        return store.get(job.client, federation.slice(job.level, job.round))
+        return store.get(job.client, federation.slice(job.level, job.round, job.client))
 
     def keep(self, memory: Tensors) -> None:
-        """What the node made of its turn, beside what it started from."""
-        if not memory:
-            return
-        name = _name((self._order.job.level, self._order.job.round))
+        """Keeps what the node made of its turn, in addition to what it started from."""
+        if memory:
+            self._write(_name(self._order.job.level, self._order.job.round), memory)
+
+    def frozen(self, sent: Tensors, own: Callable[[], Tensors]) -> Tensors | None:
+        """The frozen part of the slice: as it was sent, now or earlier, or the node's own.
+
+        Returns ``None`` if none of these is what the server has.
+        """
+        if sent:
+            self._write(FROZEN, sent)
+        if not self._order.frozen:
+            return {}
+        kept = self._load(FROZEN) or {}
+        found = kept if digest(kept) == self._order.frozen else own()
+        return found if digest(found) == self._order.frozen else None
+
+    def _write(self, name: str, tensors: Tensors) -> None:
         if self._folder is None:
-            self._state[self._prefix + name] = arrays(memory)
+            self._state[self._prefix + name] = arrays(tensors)
             return
         with atomic_write(self._folder / f"{name}.safetensors") as file:
-            file.write(save({name: value.contiguous() for name, value in memory.items()}))
+            file.write(save({name: value.contiguous() for name, value in tensors.items()}))
 
-    def _load(self, turn: tuple[int, int]) -> Tensors | None:
+    def _load(self, name: str) -> Tensors | None:
         if self._folder is None:
-            record: Any = self._state.get(self._prefix + _name(turn))
+            record: Any = self._state.get(self._prefix + name)
             return None if record is None else dict(record.to_torch_state_dict())
         try:
-            return load_file(self._folder / f"{_name(turn)}.safetensors")
+            return load_file(self._folder / f"{name}.safetensors")
         except (OSError, SafetensorError):
             return None
 
-    def _drop_all_but(self, turn: tuple[int, int] | None) -> None:
-        kept = "" if turn is None else _name(turn)
-        for key in [key for key in self._state if key.startswith(self._prefix) and key != self._prefix + kept]:
-            del self._state[key]
+    def _drop_all_but(self, *kept: str) -> None:
+        for key in [key for key in self._state if key.startswith(self._prefix)]:
+            if key.removeprefix(self._prefix) not in kept:
+                del self._state[key]
         if self._folder is not None and self._folder.is_dir():
             for path in self._folder.iterdir():
-                if path.stem != kept:
+                if path.stem not in kept:
                     path.unlink(missing_ok=True)
 
 
-def _name(turn: tuple[int, int]) -> str:
-    return f"level-{turn[0]}-round-{turn[1]}"
+def _name(level: int, round: int) -> str:
+    return f"level-{level}-round-{round}"

@@ -1,63 +1,68 @@
 """How patient the server is, and where it writes: what concerns the fleet and not the method."""
 
 import dataclasses
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt
 
 from incofl.config import Config
 from incofl.errors import ConfigError
+from incofl.options import from_table, options
+
+Count = Annotated[int, Ge(0)]
+Positive = Annotated[int, Ge(1)]
 
 
-@dataclass(frozen=True)
+@options("")
 class Settings:
-    """Of a server app; in Flower's run config with dashes, such as ``min-replies``.
+    """The settings of a server app; in Flower's run config with dashes, such as ``min-replies``."""
 
-    Attributes:
-        out: the run folder.
-        resume: continue the run in it, if there is one.
-        deadline: seconds that a node has for a turn, from the moment its order is sent.
-        wait: seconds to wait for nodes: for all clients at the start, for ``min_nodes`` before every round.
-        min_nodes: nodes without which no round is begun; 0: as many as a cohort has.
-        min_replies: accepted replies without which a round does not count, and is repeated.
-        attempts: at a round, before the run ends with an error; finished rounds are saved.
-        window: turns under way at a time, or done and not added up yet: what bounds the memory of the SuperLink.
-        patience: deadlines that a node may miss in a row before it gets a smaller model.
-        poll: seconds between two looks for a reply.
-        metrics_port: port of an endpoint for Prometheus; 0: none.
-    """
-
-    out: str = "runs/flower"
-    resume: bool = False
-    deadline: float = 600.0
-    wait: float = 120.0
-    min_nodes: int = 0
-    min_replies: int = 1
-    attempts: int = 3
-    window: int = 32
-    patience: int = 2
-    poll: float = 0.5
-    metrics_port: int = 0
-
-    def __post_init__(self) -> None:
-        counts = {"min_nodes": 0, "min_replies": 0, "attempts": 1, "window": 1, "patience": 1}
-        for name, least in {**counts, "wait": 0, "metrics_port": 0}.items():
-            if not getattr(self, name) >= least:
-                raise ConfigError(f"{name.replace('_', '-')}: got {getattr(self, name)}, expected at least {least}")
-        for name in ("deadline", "poll"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}: got {getattr(self, name)}, expected a number > 0")
+    out: str = "runs/flower"  # the run folder
+    resume: bool = False  # continue the run in it, if there is one
+    deadline: Annotated[float, Gt(0)] = 600.0  # seconds that a node has for a turn, after its order is sent
+    wait: Annotated[float, Ge(0)] = 120.0  # seconds: for all clients at the start, for min_nodes before every round
+    min_nodes: Count = 0  # number of nodes that a round needs to start; 0: the size of a cohort
+    min_replies: Count = 1  # number of accepted replies that a round needs; with fewer it is repeated
+    attempts: Positive = 3  # number of times that a round is tried before the run ends with an error
+    window: Positive = 32  # number of turns under way, or waiting to be added up, at a time
+    patience: Positive = 2  # number of deadlines that a node may miss in a row before it gets a smaller model
+    poll: Annotated[float, Gt(0)] = 0.5  # seconds between two looks for a reply
+    metrics_port: Count = 0  # port of an endpoint for Prometheus; 0: none
 
     def check(self, config: Config) -> None:
         """Refuses to wait for more nodes, or more replies, than there can be."""
         for name, most, of in (
-            ("min_nodes", config.data.clients, "the fleet (data.clients)"),
+            ("min_nodes", config.num_clients, "the fleet (data.clients)"),
             ("min_replies", config.cohort_size, "a cohort"),
         ):
-            if getattr(self, name) > most:
-                key = name.replace("_", "-")
-                raise ConfigError(f"{key}: got {getattr(self, name)}, expected at most {most}, the size of {of}")
+            if (got := getattr(self, name)) > most:
+                raise ConfigError(f"{name}: got {got}, expected at most {most}, the size of {of}")
+
+
+@options("node-config")
+class NodeConfig:
+    """What a node says of itself (``flower-supernode --node-config``), with dashes, such as ``state-dir``.
+
+    A node without a ``level`` gets the largest one within its limits of ``memory``, ``compute`` and ``bandwidth``.
+    """
+
+    partition_id: Count | None = None  # its client number; left out, it gets the next free one
+    level: Count | None = None  # the level that it wants
+    memory: str | int | None = None  # for training, such as "512 MB"
+    compute: str | int | None = None  # multiply-accumulates per example, such as "30 MMAC"
+    bandwidth: str | int | None = None  # bytes per round, down and up together, such as "50 MB"
+    state_dir: str | None = None  # a folder for what it remembers, so that it survives a restart
+    data_root: str | None = None  # the folder of a built-in data set, instead of the server's data.root
+    device: str | None = None  # torch device, instead of the server's engine.device
+    num_partitions: Count | None = None  # set by Flower's simulation, and not used
+
+
+def read_node_config(given: Mapping[str, Any], strict: bool) -> NodeConfig:
+    """The config of a node; ``strict``: refuses unknown keys."""
+    known = {field.name for field in dataclasses.fields(NodeConfig)}
+    table = {key.replace("-", "_"): value for key, value in given.items()}
+    return from_table(NodeConfig, {k: v for k, v in table.items() if strict or k in known}, "node-config")
 
 
 NAMES = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(Settings)}
@@ -66,23 +71,10 @@ NAMES = {field.name.replace("_", "-"): field.name for field in dataclasses.field
 def read_run_config(given: Mapping[str, Any], settings: Settings) -> tuple[Settings, str | None, list[str]]:
     """Settings, the config's file or preset, and overrides of its keys, from Flower's run config.
 
-    Whatever is no setting is a key of the config: ``rounds``, ``data.alpha``.
+    All that is not a setting is a key of the config: ``rounds``, ``data.alpha``.
     """
-    chosen: dict[str, Any] = {}
-    overrides: list[str] = []
-    config = None
-    hints = typing.get_type_hints(Settings)
-    for key, value in given.items():
-        if key == "config":
-            config = str(value)
-        elif key in NAMES:
-            kind = hints[NAMES[key]]
-            if isinstance(value, bool) != (kind is bool) or (kind is int and not isinstance(value, int)):
-                raise ConfigError(f"{key}: got {value!r}, expected a {kind.__name__}")
-            try:
-                chosen[NAMES[key]] = kind(value)
-            except ValueError:
-                raise ConfigError(f"{key}: got {value!r}, expected a {kind.__name__}") from None
-        else:
-            overrides.append(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
-    return dataclasses.replace(settings, **chosen), config, overrides
+    config = given.get("config")
+    others = {key: value for key, value in given.items() if key != "config" and key not in NAMES}
+    overrides = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in others.items()]
+    chosen = {NAMES[key]: value for key, value in given.items() if key in NAMES}
+    return dataclasses.replace(settings, **chosen), None if config is None else str(config), overrides

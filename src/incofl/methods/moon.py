@@ -72,7 +72,8 @@ class Moon(ClientRule):
         setting.need_classes("moon", "it compares the features that its classifier uses", axis=False)
         model, made = setting.model, list[Tensor]()
         hooks = [layer.register_forward_hook(lambda _, inputs, output: made.append(output)) for layer in linear(model)]
-        logits = call(model, setting.example)
+        with torch.device("meta"):  # for tensors that forward makes
+            logits = call(model, setting.example)
         for hook in hooks:
             hook.remove()
         outputs = logits[-1:] if isinstance(logits, list) else [logits]  # of several exits the last

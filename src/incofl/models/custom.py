@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from incofl.errors import ConfigError, IncoflError, nearest
 from incofl.imports import describe, load_attribute
-from incofl.inputs import Inputs
 from incofl.layout import Layout
-from incofl.models.model import ModelOptions, Shape, shapes_of, try_out
+from incofl.models.model import ModelOptions, shapes_of, try_out
 
 Factory = Callable[..., Any]  # returns a module, or a module and its layout
 
@@ -37,32 +36,31 @@ def make_custom(name: str, factory: Factory | None, options: ModelOptions) -> tu
         raise ConfigError(
             f"model.name: {name} returned {type(made).__name__}, expected a torch.nn.Module, or one and its Layout"
         )
-    check_output(name, module, options.batch, options.output)
-    return module, layout or Layout.infer(module, options.batch)
+    return _checked(name, module, layout, options)
 
 
 def use_module(module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
-    """A copy of a module that was made in Python, and its layout or an inferred one."""
-    check_output(type(module).__name__, module, options.batch, options.output)
-    return copy.deepcopy(module), layout or Layout.infer(module, options.batch)
+    """A copy of a module that was made in Python, which replaces what the config says, and its layout."""
+    return _checked(type(module).__name__, copy.deepcopy(module), layout, options)
+
+
+def _checked(name: str, module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
+    """Refuses a module that fails on a batch, or whose output is not what the options say; infers a missing layout."""
+    example, expected = options.batch, options.output
+    try:
+        *_, output = try_out(module, example)
+    except Exception as problem:
+        words = f"fails on a batch of shape {shapes_of(example)}: {describe(problem)}"
+        raise ConfigError(f"model.name: {name} {words}") from problem
+    got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if expected is not None and got != expected:
+        raise ConfigError(f"model.name: {name} gives {got} for a batch of {expected[0]}, expected logits {expected}")
+    return module, layout or Layout.infer(module, example)
 
 
 def factory_name(factory: Factory) -> str:
     """The name of a factory, as a config would have it."""
     return f"{factory.__module__}:{getattr(factory, '__qualname__', type(factory).__name__)}"
-
-
-def check_output(name: str, module: nn.Module, example: Inputs, expected: Shape | None) -> None:
-    """Refuses a module that fails on a batch, or whose output has another shape than expected (``None``: any)."""
-    try:
-        *_, output = try_out(module, example)
-    except Exception as problem:
-        raise ConfigError(
-            f"model.name: {name} fails on a batch of shape {shapes_of(example)}: {describe(problem)}"
-        ) from problem
-    got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if expected is not None and got != expected:
-        raise ConfigError(f"model.name: {name} gives {got} for a batch of {expected[0]}, expected logits {expected}")
 
 
 def _arguments(name: str, factory: Factory, options: ModelOptions) -> dict[str, Any]:
@@ -74,6 +72,8 @@ def _arguments(name: str, factory: Factory, options: ModelOptions) -> dict[str, 
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     named = {key: p for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     given = {key: getattr(options, key) for key in (*FROM_DATA, *FROM_CONFIG)} | {"classes": options.classes or None}
+    if "width" in named and named["width"].default is not inspect.Parameter.empty and options.width == 1:
+        del given["width"]  # a config that says nothing leaves it to the factory
     for key in FROM_CONFIG:
         if key not in named and given[key] not in (None, 1.0):
             raise ConfigError(f"model.{key}: got {given[key]:g}, but {name} has no parameter {key!r}")

@@ -73,26 +73,17 @@ class Model:
         return map_inputs(lambda x: x.new_empty(batch, *x.shape), self.inputs)
 
 
-def as_model(
-    module: nn.Module, layout: Layout | None, example: Inputs, *, extend: Extend | None = None, seed: int = 0
-) -> Model:
-    """Makes a server model of a module with its values, which is not changed, and an example batch of its inputs.
+def as_model(module: nn.Module, layout: Layout | None, example: Inputs) -> Model:
+    """Makes a server model of a module with its values, which is not changed, and a batch of its inputs.
 
-    Without a layout it is inferred. Layers that ``extend`` adds to a copy of the module are initialised from the seed.
+    Without a layout, it is inferred.
     """
     layout = layout or Layout.infer(module, map_inputs(lambda x: x[:EXAMPLES], example))
-    if extend is not None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            module = copy.deepcopy(module)
-            layout = extend(module, layout)
     initial = clone(module.state_dict())
     shapes = {name: tuple(value.shape) for name, value in initial.items()}
     for name in (*layout.shapes, *shapes):
         if (says := layout.shapes.get(name)) != (has := shapes.get(name)):
-            raise LayoutError(
-                f"layout: {name!r} has shape {says}, but {has} in the {type(module).__name__} given with it"
-            )
+            raise LayoutError(f"layout: {name!r} has shape {says}, but {has} in the given {type(module).__name__}")
     inputs = map_inputs(lambda x: torch.empty(x.shape[1:], dtype=x.dtype, device="meta"), example)
     return Model(without_values(module), layout, initial, inputs)
 
@@ -127,8 +118,4 @@ def try_out(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs, Any]
 
 def shapes_of(inputs: Inputs) -> object:
     """The shape of each tensor of the inputs, for messages."""
-    if isinstance(inputs, Tensor):
-        return tuple(inputs.shape)
-    if isinstance(inputs, tuple):
-        return tuple(tuple(value.shape) for value in inputs)
-    return {name: tuple(value.shape) for name, value in inputs.items()}
+    return map_inputs(lambda x: tuple(x.shape), inputs)

@@ -41,9 +41,7 @@ def with_pretrained(model: Model, where: str) -> Model:
             initial[name] = fitted(name, found[name], model, where).to(fresh.dtype)
     for name in found:
         if name not in initial and not in_deeper_block(name, model.layout):
-            raise ConfigError(
-                f"model.pretrained: {where} holds {name!r}, which the model has not; is it another model?"
-            )
+            raise ConfigError(f"model.pretrained: {where} holds {name!r}, which the model lacks; is it another model?")
     if not all_finite(initial):
         raise ConfigError(f"model.pretrained: {where} holds values that are not finite")
     return dataclasses.replace(model, initial=clone(initial))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from incofl.layout import Axes, Axis, Layout
-from incofl.models.axes import layer_axes
 
 Stem = Literal["imagenet", "small"]
 
@@ -172,4 +171,4 @@ def resnet_layout(model: ResNet) -> Layout:
         layers[f"{name}.fc"] = (classes, outputs)
     if model.exit_positions:
         exits["fc"] = model.exit_positions[-1]
-    return Layout.of(model, layer_axes(model, layers), stages, shallow, exits)
+    return Layout.of(model, layers, stages, shallow, exits)

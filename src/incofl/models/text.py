@@ -8,7 +8,6 @@ position sees itself and what is before it.
 from torch import Tensor, nn
 
 from incofl.layout import Axes, Axis, Layout
-from incofl.models.axes import layer_axes
 from incofl.models.transformer import MLP_RATIO, Block, transformer_layout
 
 PADDING = 0
@@ -100,10 +99,10 @@ def lstm_layout(model: StackedLstm) -> Layout:
     layers |= {"embedding": (None, stream), "head": (Axis("classes", model.head.out_features, fixed=True), stream)}
     matrices = ("lstm.weight_ih_l0", "lstm.weight_hh_l0")
     shallow = {f"{block}.{name}": f"{blocks[0]}.{name}" for block in blocks[1:] for name in matrices}
-    return Layout.of(model, layer_axes(model, layers), [blocks], shallow)
+    return Layout.of(model, layers, [blocks], shallow)
 
 
 def text_transformer_layout(model: TextTransformer) -> Layout:
     """One stream through all blocks; the rows of tokens and positions are always whole."""
     stream = Axis("stream", model.head.in_features)
-    return transformer_layout(model, stream, {"embedding": (None, stream), "position": (None, stream)}, {})
+    return transformer_layout(model, stream, {"embedding": (None, stream), "position": (None, stream)})

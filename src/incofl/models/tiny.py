@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from incofl.layout import Axes, Axis, Layout
-from incofl.models.axes import layer_axes
 
 
 class ResidualBlock(nn.Module):
@@ -48,4 +47,4 @@ def mlp_layout(model: ResidualMlp) -> Layout:
         inner = Axis(f"{block}.inner", stream.size)
         layers |= {f"{block}.norm": (stream,), f"{block}.fc1": (inner, stream), f"{block}.fc2": (stream, inner)}
     shallow = {f"{block}.{fc}.weight": f"{blocks[0]}.{fc}.weight" for block in blocks[1:] for fc in ("fc1", "fc2")}
-    return Layout.of(model, layer_axes(model, layers), [blocks], shallow)
+    return Layout.of(model, layers, [blocks], shallow)

@@ -4,7 +4,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from incofl.layout import Axes, Axis, Layout
-from incofl.models.axes import layer_axes
 
 MLP_RATIO = 4  # hidden channels of a perceptron for each channel of the stream
 
@@ -58,15 +57,14 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-def transformer_layout(model: nn.Module, stream: Axis, layers: dict[str, Axes], tokens: dict[str, Axes]) -> Layout:
+def transformer_layout(model: nn.Module, stream: Axis, axes: dict[str, Axes]) -> Layout:
     """The layout of a model with one stream through ``blocks``, ``norm`` and ``head``.
 
     Each block has axes of its own for the heads and for the perceptron. The counterpart of the second norm's scale is
-    that of the first norm, as in the paper's released code for ViTs. The caller gives the outputs and inputs of other
-    ``layers``, and the axes of ``tokens``, which are parameters outside of layers.
+    that of the first norm, as in the paper's released code for ViTs. ``axes`` are those of all other layers.
     """
     classes = Axis("classes", len(model.get_parameter("head.bias")), fixed=True)
-    layers = layers | {"norm": (stream,), "head": (classes, stream)}
+    axes = axes | {"norm": (stream,), "head": (classes, stream)}
     blocks = {f"blocks.{name}": block for name, block in model.get_submodule("blocks").named_children()}
     for name, block in blocks.items():
         assert isinstance(block, Block)
@@ -74,8 +72,8 @@ def transformer_layout(model: nn.Module, stream: Axis, layers: dict[str, Axes], 
         heads = Axis(f"{name}.heads", block.attn.proj.in_features // unit, unit=unit)
         stacked = Axis(heads.name, heads.size, copies=3, unit=unit)  # queries, keys and values
         hidden = Axis(f"{name}.mlp", block.mlp.fc1.out_features)
-        layers |= {f"{name}.attn.qkv": (stacked, stream), f"{name}.attn.proj": (stream, heads)}
-        layers |= {f"{name}.mlp.fc1": (hidden, stream), f"{name}.mlp.fc2": (stream, hidden)}
-        layers |= {f"{name}.norm1": (stream,), f"{name}.norm2": (stream,)}
+        axes |= {f"{name}.attn.qkv": (stacked, stream), f"{name}.attn.proj": (stream, heads)}
+        axes |= {f"{name}.mlp.fc1": (hidden, stream), f"{name}.mlp.fc2": (stream, hidden)}
+        axes |= {f"{name}.norm1": (stream,), f"{name}.norm2": (stream,)}
     shallow = {f"{name}.norm2.weight": f"{name}.norm1.weight" for name in blocks}
-    return Layout.of(model, layer_axes(model, layers) | tokens, [blocks], shallow)
+    return Layout.of(model, axes, [blocks], shallow)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from incofl.errors import ConfigError
-from incofl.layout import Axes, Axis, Layout
+from incofl.layout import Axis, Layout
 from incofl.models.transformer import MLP_RATIO, Block, transformer_layout
 
 NORM_EPS = 1e-6  # timm's
@@ -96,5 +96,7 @@ def _divisors(side: int) -> list[int]:
 def vit_layout(model: VisionTransformer) -> Layout:
     """One residual stream through all blocks."""
     stream = Axis("stream", model.head.in_features)
-    tokens: dict[str, Axes] = {"cls_token": (None, None, stream), "pos_embed": (None, None, stream)}
-    return transformer_layout(model, stream, {"patch_embed.proj": (stream, None)}, tokens)
+    token = (None, None, stream)
+    return transformer_layout(
+        model, stream, {"cls_token": token, "pos_embed": token, "patch_embed.proj": (stream, None)}
+    )

@@ -1,7 +1,7 @@
 """The figures of the report as plain numbers; page.js draws them, in colours that suit the page's scheme."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import methodcaller
@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from incofl.costs import human
 from incofl.engine.run_folder import Row
-from incofl.report.runs import Group, Points, ReportedRun, Sizes, Value, interval
+from incofl.report.runs import Group, Points, ReportedRun, Sizes, Value, interval, measure
 
 ValueOf = Callable[[ReportedRun], Value]
-Unit = Literal["number", "percent", "bytes", "count"]
+Unit = Literal["number", "percent", "bytes"]
 NONE = "\N{EN DASH}"
 BAD = -1  # the look of what went wrong
 DOTS = 4000  # turns of clients that are drawn one by one
@@ -42,7 +42,7 @@ class Panel:
     title: str = ""
     height: int = 340
     range: Sequence[float] | None = None  # of the vertical axis
-    levels: Sequence[str] = ()  # the bars, in order
+    bars: Sequence[str] = ()  # their names in order
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,12 @@ def say(value: float | None, unit: Unit) -> str:
     if value is None:
         return NONE
     return human(value, "B") if unit == "bytes" else f"{100 * value:.1f} %" if unit == "percent" else f"{value:.3g}"
+
+
+def metric_of(groups: Sequence[Group]) -> tuple[str, Unit]:
+    """Returns the name and the unit of the metric that takes the place of the accuracy."""
+    found = [run.metric for group in groups for run in group.runs]
+    return found[0][0], "percent" if all(metric.percent for _, metric in found) else "number"
 
 
 def digits(values: Iterable[float]) -> list[float]:
@@ -105,16 +111,6 @@ def endings(found: Sequence[Curve], unit: Unit) -> str:
     return "Last values: " + "; ".join(last) + "." if last else "No values yet."
 
 
-def bars(name: str, values: Mapping[int, float], look: int, **more: Any) -> Curve:
-    """Makes a bar for each level."""
-    return Curve(name, look, [f"level {level}" for level in values], digits(values.values()), **more)
-
-
-def bar_panel(found: Sequence[Curve], levels: Iterable[int], y: str, **more: Any) -> Panel:
-    """Puts bars on axes with the smallest level first, whichever run comes first."""
-    return Panel(found, y, levels=[f"level {level}" for level in sorted(levels)], **more)
-
-
 def in_row(*keys: str) -> ValueOf:
     """Returns the sum of some numbers of a round's record; unknown in a round without them."""
     return lambda run: lambda row: None if row[keys[0]] is None else sum(row[key] for key in keys)
@@ -138,10 +134,11 @@ def bytes_so_far(run: ReportedRun) -> Value:
     return lambda row: total[row["round"]]
 
 
-# Figures of one panel with curves over the rounds, by the section of the page.
-CURVES: dict[str, list[tuple[str, str, str, ValueOf, Unit]]] = {
+# Figures of one panel with curves, by the section of the page: id, title, caption, value, unit and, unless it is the
+# round, what the horizontal axis shows. The metric is the accuracy, or what takes its place in other tasks.
+CURVES: dict[str, list[tuple[Any, ...]]] = {
     "curves": [
-        ("accuracy", "Test accuracy", "Mean of the levels, after each evaluated round.", in_row("accuracy"), "percent"),
+        ("accuracy", "Test {metric}", "Mean of the levels, after each evaluated round.", in_row("accuracy"), "metric"),
         ("loss", "Training loss", "Mean over the examples, while clients trained on them.", in_row("loss"), "number"),
     ],
     "inco": [
@@ -153,6 +150,14 @@ CURVES: dict[str, list[tuple[str, str, str, ValueOf, Unit]]] = {
     "communication": [
         ("bytes", "Bytes per round", "Down and up, uncompressed.", in_row("bytes_up", "bytes_down"), "bytes"),
         ("bytes-total", "Bytes in total", "Down and up, over the rounds so far.", bytes_so_far, "bytes"),
+        (
+            "accuracy-bytes",
+            "Test {metric} by bytes",
+            "By the bytes so far.",
+            in_row("accuracy"),
+            "metric",
+            bytes_so_far,
+        ),
         ("seconds", "Seconds per round", "Compare runs on one machine only.", in_row("seconds"), "number"),
     ],
     "fleet": [
@@ -166,67 +171,45 @@ CURVES: dict[str, list[tuple[str, str, str, ValueOf, Unit]]] = {
 def of_section(section: str, groups: Sequence[Group]) -> list[Figure]:
     """Draws the curves of a section; nothing where no run has values."""
     seeds = " Thin lines are single seeds." if any(len(group.runs) > 1 for group in groups) else ""
-    found = []
-    for id, title, caption, value_of, unit in CURVES[section]:
-        if lines := curves(groups, value_of):
-            alt = f"Curves of {title} over the rounds. {endings(lines, unit)}"
-            found.append(Figure(id, title, caption + seeds, alt, [Panel(lines, title.lower())], unit))
+    found, (metric, its_unit) = [], metric_of(groups)
+    for id, title, caption, value_of, unit, *x_of in CURVES[section]:
+        title, unit = title.format(metric=metric), its_unit if unit == "metric" else unit
+        if lines := curves(groups, value_of, *x_of):
+            x, alt = "bytes" if x_of else "round", f"Curves of {title}. {endings(lines, unit)}"
+            found.append(Figure(id, title, caption + seeds, alt, [Panel(lines, title.lower())], unit, x=x))
     return found
 
 
-def accuracy_by_bytes(groups: Sequence[Group]) -> Figure:
-    """Draws what the bytes so far have bought."""
-    lines = curves(groups, in_row("accuracy"), bytes_so_far)
-    alt, panels = f"Accuracy against bytes. {endings(lines, 'percent')}", [Panel(lines, "test accuracy")]
-    caption = "Further left and higher is better."
-    return Figure("accuracy-bytes", "Accuracy against communication", caption, alt, panels, "percent", x="bytes")
-
-
 def by_level(groups: Sequence[Group]) -> list[Figure]:
-    """Draws the accuracy of each level: bars of the last ten rounds, and curves."""
+    """Draws the accuracy (or other metric) of each level: bars of the last evaluations, and curves."""
     levels = sorted({level for group in groups for run in group.runs for level in run.levels})
-    columns, said, single = [], [], len(groups) == 1
+    columns, said, single, (metric, unit) = [], [], len(groups) == 1, metric_of(groups)
     for group in groups:
-        found = {level: interval(run.last_ten(level) for run in group.runs) for level in levels}
+        found = {level: interval(run.tail(level) for run in group.runs) for level in levels}
         known = {level: one for level, one in found.items() if one is not None}
         half = digits(half or 0.0 for _, half in known.values()) if len(group.runs) > 1 else None
-        means = {level: mean for level, (mean, _) in known.items()}
-        columns.append(bars(group.label, means, group.index, half=half, group=group.index))
-        said.append(f"{group.label}: " + ", ".join(f"level {k} {say(mean, 'percent')}" for k, mean in means.items()))
+        means = {f"level {level}": mean for level, (mean, _) in known.items()}
+        columns.append(Curve(group.label, group.index, list(means), digits(means.values()), half, group.index))
+        said.append(f"{group.label}: " + ", ".join(f"{name} {say(mean, unit)}" for name, mean in means.items()))
     seeds = any(len(group.runs) > 1 for group in groups)
     whiskers = " Whiskers: 95 % confidence interval (Student's t over seeds)." if seeds else ""
-    caption, alt = f"Mean of the last ten rounds.{whiskers}", f"Bars of the accuracy by level. {'; '.join(said)}."
-    panels, title = [bar_panel(columns, levels, "test accuracy", range=[0, 1])], "Accuracy by level, last ten rounds"
-    top = Figure("levels-last-ten", title, caption, alt, panels, "percent", "bars", "level", wide=not single)
+    how, title = measure(groups), metric.capitalize()
+    caption, alt = f"Test {metric}, {how}.{whiskers}", f"Bars of the {metric} by level. {'; '.join(said)}."
+    names = [f"level {level}" for level in levels]  # the smallest first, whichever run comes first
+    panels = [Panel(columns, f"test {metric}", range=[0, 1] if unit == "percent" else None, bars=names)]
+    top = Figure("levels-last", f"{title} by level, {how}", caption, alt, panels, unit, "bars", "level", not single)
     values = {level: curves(groups, methodcaller("level", level)) for level in levels}
-    alt = " ".join(f"Level {level}: {endings(lines, 'percent')}" for level, lines in values.items())
+    alt = " ".join(f"Level {level}: {endings(lines, unit)}" for level, lines in values.items())
     if single:
         lines = [Curve(f"level {k}", k, found[-1].x, found[-1].y) for k, found in values.items() if found]
-        panels = [Panel(lines, "test accuracy")]
+        panels = [Panel(lines, f"test {metric}")]
     else:
         y = [value for lines in values.values() for curve in lines for value in curve.y] or [0, 1]
         room = 0.05 * (max(y) - min(y))
         same = [max(0, min(y) - room), max(y) + room]
-        panels = [Panel(lines, "test accuracy", f"level {k}", 250, same) for k, lines in values.items()]
-    title, note = "Accuracy by level over the rounds", "Level 0 is the smallest model, the last one the server model."
-    return [top, Figure("levels", title, note, alt, panels, "percent", wide=not single)]
-
-
-def sizes(groups: Sequence[Group]) -> list[Figure]:
-    """Draws parameters and multiply-accumulates of each level; groups that agree are drawn once."""
-    known: dict[tuple[tuple[int, int], ...], list[Group]] = defaultdict(list)
-    for group in groups:
-        if isinstance(group.sizes, Sizes):
-            known[tuple((cost.parameters, cost.macs) for cost in group.sizes.costs)].append(group)
-    names = {values: ", ".join(group.label for group in same) for values, same in known.items()}
-    panels, said = [], []
-    for at, title in enumerate(("parameters", "MACs, forward, one example")):
-        found = [bars(names[own], dict(enumerate(value[at] for value in own)), known[own][0].index) for own in known]
-        panels.append(bar_panel(found, range(max(map(len, known), default=0)), title, height=300))
-        said += [f"{title} of {one.name}: {', '.join(say(value, 'count') for value in one.y)}" for one in found]
-    caption = "What a client of each level holds and computes; a training step costs about three forward passes."
-    title, alt = "Parameters and MACs by level", f"Bars by level. {'; '.join(said)}."
-    return [Figure("sizes", title, caption, alt, panels, "count", "bars", "level", wide=True)] if known else []
+        panels = [Panel(lines, f"test {metric}", f"level {k}", 250, same) for k, lines in values.items()]
+    note = "Level 0 is the smallest model, the last one the server model."
+    return [top, Figure("levels", f"{title} by level over the rounds", note, alt, panels, unit, wide=not single)]
 
 
 def cohorts(groups: Sequence[Group]) -> Figure:

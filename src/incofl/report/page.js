@@ -19,10 +19,10 @@
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "cross", "star"];
   const PATTERNS = ["", "/", ".", "x", "\\", "-", "+"];
   const MARKED = 30; // points of a curve that are marked; more would hide the line
-  const si = { tickformat: "~s", hoverformat: ".3s", rangemode: "tozero" };
   const formats = {
-    number: { hoverformat: ".3~g", rangemode: "tozero" }, count: si, bytes: { ...si, ticksuffix: "B" },
+    number: { hoverformat: ".3~g", rangemode: "tozero" },
     percent: { tickformat: "~%", hoverformat: ".1%" },
+    bytes: { tickformat: "~s", hoverformat: ".3s", rangemode: "tozero", ticksuffix: "B" },
   };
   const of = (list, at) => list[((at % list.length) + list.length) % list.length];
 
@@ -49,12 +49,12 @@
     tickcolor: colour("--rule"), showline: true, title: { standoff: 8, font: { size: 13 }, text }, ...format,
   });
 
-  function draw({ plot, curves, y, height, range, levels, figure: { kind, unit, x } }) {
+  function draw({ plot, curves, y, height, range, bars, figure: { kind, unit, x } }) {
     const shown = curves.filter(curve => !hidden.has(curve.group));
     const text = { color: colour("--text"), family: getComputedStyle(document.body).fontFamily };
     const legend = { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 }, bgcolor: "rgba(0,0,0,0)" };
     const label = { bgcolor: colour("--surface"), bordercolor: colour("--muted"), font: { ...text, size: 13 }, namelength: -1 };
-    const along = kind === "bars" ? { type: "category", categoryorder: "array", categoryarray: levels }
+    const along = kind === "bars" ? { type: "category", categoryorder: "array", categoryarray: bars }
       : x === "bytes" ? formats.bytes : { hoverformat: "d" };
     const upward = kind === "dots" ? { zeroline: false } : { ...formats[unit], ...(range ? { range } : {}) };
     return Plotly.react(plot, shown.map(curve => trace(curve, kind)), {
@@ -159,12 +159,12 @@
     : unit === "bytes" ? value.toLocaleString("en")
     : String(Number(value.toPrecision(5)));
 
-  function rowsOf({ curves, y, levels }, { kind, unit, x }) {
+  function rowsOf({ curves, y, bars }, { kind, unit, x }) {
     if (kind === "lines" && x !== "round") {
       const points = curves.flatMap(c => c.x.map((v, i) => [c.name, say(v), say(c.y[i], unit)]));
       return [["run", x, y], ...points];
     }
-    const all = kind === "bars" ? levels : [...new Set(curves.flatMap(c => c.x))].sort((a, b) => a - b);
+    const all = kind === "bars" ? bars : [...new Set(curves.flatMap(c => c.x))].sort((a, b) => a - b);
     const columns = curves.map(curve => {
       const values = new Map();
       curve.x.forEach((v, i) => values.set(v, [...(values.get(v) ?? []), say(curve.y[i], unit)]));

@@ -4,7 +4,6 @@ import base64
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 from importlib import resources
@@ -14,10 +13,10 @@ from string import Template
 import incofl
 from incofl.analysis.analyze import default_out
 from incofl.engine.checkpoint import atomic_write
-from incofl.errors import RunError
+from incofl.errors import needs_extra
 from incofl.report import figures, tables
 from incofl.report.figures import Figure
-from incofl.report.runs import Group, ReportedRun, read_groups
+from incofl.report.runs import Group, ReportedRun, measure, read_groups
 
 # The pictures that ``incofl analyze`` draws, and what each shows.
 PICTURES = {
@@ -36,17 +35,6 @@ NOT_ANALYSED = (
 )
 
 
-@dataclass(frozen=True)
-class Section:
-    """A heading with figures, and with text and tables as HTML."""
-
-    id: str
-    title: str
-    figures: Sequence[Figure] = ()
-    before: str = ""
-    after: str = ""
-
-
 def write_report(paths: Sequence[Path], out: Path, title: str | None = None) -> list[Group]:
     """Reads run folders, or folders that hold some, and writes the page; returns what is on it."""
     groups = read_groups(paths)
@@ -60,8 +48,9 @@ def write_report(paths: Sequence[Path], out: Path, title: str | None = None) -> 
 def make_page(groups: Sequence[Group], title: str | None = None) -> str:
     """Returns the page about some runs."""
     runs = [run for group in groups for run in group.runs]
-    sections = _sections(groups)
-    shown = [dataclasses.asdict(figure) for section in sections for figure in section.figures]
+    shown: list[Figure] = []
+    sections = {name: text for name, text in _sections(groups, shown).items() if text}
+    values = [dataclasses.asdict(figure) for figure in shown]
     chips = "".join(
         f'<button type="button" aria-pressed="true" data-group="{group.index}">{tables.swatch(group.index)}'
         f"{escape(group.label)}</button>"
@@ -71,42 +60,54 @@ def make_page(groups: Sequence[Group], title: str | None = None) -> str:
         title=escape(title or _title(groups)),
         css=_asset("page.css"),
         provenance=_provenance(runs),
-        links="".join(f'<li><a href="#{section.id}">{escape(section.title)}</a></li>' for section in sections),
+        links="".join(f'<li><a href="#{_id(name)}">{name}</a></li>' for name in sections),
         lead=tables.tiles(runs[0]) if len(runs) == 1 else "",
         legend=f'<div class="legend" role="group" aria-label="Runs to show">{chips}</div>' if len(groups) > 1 else "",
-        sections="".join(map(_section, sections)),
+        sections="".join(
+            f'<section aria-labelledby="{_id(name)}"><h2 id="{_id(name)}">{name}</h2>'
+            f'<div class="stack">{text}</div></section>'
+            for name, text in sections.items()
+        ),
         # JSON that cannot end the element it stands in.
-        figures=json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        figures=json.dumps(values, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         plotly=plotly_js(),
         script=_asset("page.js"),
     )
 
 
-def _sections(groups: Sequence[Group]) -> list[Section]:
-    analysed = tables.similarity(groups)
+def _id(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _sections(groups: Sequence[Group], shown: list[Figure]) -> dict[str, str]:
+    """Returns the sections by their title, as HTML; adds their figures to ``shown``."""
+
+    def cards(found: Sequence[Figure]) -> str:
+        shown.extend(found)
+        return f'<div class="grid">{"".join(map(_card, found))}</div>' if found else ""
+
+    def curves(section: str) -> str:
+        return cards(figures.of_section(section, groups))
+
     runs = [run for group in groups for run in group.runs]
-    if len(runs) > 1:
-        analysed += _pictures("All runs", default_out(runs))
+    pictures = _pictures("All runs", default_out(runs)) if len(runs) > 1 else ""
     for group in groups:
         name = group.label if len(group.runs) == 1 else f"{group.label} (one of {len(group.runs)} seeds)"
-        analysed += _pictures(name, group.runs[0].path / "analysis")
-    traffic = [*figures.of_section("communication", groups), figures.accuracy_by_bytes(groups)]
-    mixed, nodes = figures.of_section("inco", groups), figures.of_section("fleet", groups)
-    inco = Section("inco", "InCo's coefficients", mixed, "<p>Means over the mixed tensors of a round.</p>")
-    found = [
-        Section("results", "Results", before=f"<p>{_how(groups)}</p>{tables.results(groups)}"),
-        Section("curves", "Over the rounds", figures.of_section("curves", groups)),
-        Section("by-level", "By level", figures.by_level(groups)),
-        Section("layers", "Layers", before=analysed or NOT_ANALYSED),
-        inco if mixed else None,
-        Section("communication", "Communication and time", traffic),
-        Section("sizes", "Sizes", figures.sizes(groups), tables.sizes(groups)),
-        Section("clients", "Clients", [figures.cohorts(groups)], after=tables.rejected(groups)),
-        Section("fleet", "The fleet", nodes, after=tables.nodes(groups)) if nodes else None,
-        Section("config", "Config", before=tables.configs(groups)),
-        Section("environment", "Environment", before=tables.environments(groups)),
-    ]
-    return [section for section in found if section is not None]
+        pictures += _pictures(name, group.runs[0].path / "analysis")
+    nodes = curves("fleet")
+    return {
+        "Results": f"<p>{_how(groups)}</p>{tables.results(groups)}",
+        "Over the rounds": curves("curves"),
+        "By level": cards(figures.by_level(groups)),
+        "Layers": tables.similarity(groups) + pictures or NOT_ANALYSED,
+        "InCo": curves("inco"),
+        "Communication and time": curves("communication"),
+        "Sizes": tables.sizes(groups),
+        "Clients": cards([figures.cohorts(groups)]) + tables.rejected(groups),
+        "Fleet": nodes + tables.nodes(groups) if nodes else "",
+        "Config": tables.configs(groups),
+        "Environment": tables.environments(groups),
+    }
 
 
 def _pictures(title: str, folder: Path) -> str:
@@ -122,7 +123,7 @@ def _pictures(title: str, folder: Path) -> str:
 
 
 def _title(groups: Sequence[Group]) -> str:
-    data = ", ".join(dict.fromkeys(group.config.data.name for group in groups))
+    data = ", ".join(dict.fromkeys(str(group.runs[0].values["data.name"]) for group in groups))
     names = [group.label for group in groups] if len(groups) <= 3 else [f"{len(groups)} configurations"]
     return f"{', '.join(names[:-1])}{' and ' if len(names) > 1 else ''}{names[-1]} on {data}"
 
@@ -137,39 +138,28 @@ def _provenance(runs: Sequence[ReportedRun]) -> str:
 
 def _how(groups: Sequence[Group]) -> str:
     """Says what was run, in a sentence or two."""
-    config = groups[0].config
-    same = {(g.config.model.name, g.config.data.name, g.config.data.clients, g.config.cohort_size) for g in groups}
-    what = (
-        f"{config.model.name} at width {config.model.width:g}, {config.data.name}, {config.data.partition} partition, "
-        f"{config.data.clients} clients, {config.cohort_size} a round. "
-    )
+    keys = ("model.name", "data.name", "data.partition", "data.clients")
+    model, data, partition, clients = (groups[0].runs[0].values.get(key) for key in keys)
+    same = len({tuple(group.runs[0].values.get(key) for key in keys) for group in groups}) == 1
+    what = f"{model}, {data}, {partition} partition, {clients} clients. " if same else ""
     several = any(len(group.runs) > 1 for group in groups)
     seeds = " Several seeds: mean ± half width of the 95 % confidence interval (Student's t)." if several else ""
-    text = "Test accuracy in percent; by level over the last ten rounds."
-    return escape((what if len(same) == 1 else "") + text + seeds)
+    metric, unit = figures.metric_of(groups)
+    return escape(
+        f"{what}Test {metric}{' in percent' if unit == 'percent' else ''}; by level: {measure(groups)}.{seeds}"
+    )
 
 
 def plotly_js() -> str:
     """Returns the library that draws, whole."""
-    try:
+    with needs_extra("report", "report"):
         from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise RunError("report: needs plotly; try: pip install 'incofl[report]'") from None
     # The only text in it that would end the script element early stands in strings, where this means the same.
     return str(get_plotlyjs()).replace("</script", "<\\/script")
 
 
 def _asset(name: str) -> str:
     return (resources.files("incofl.report") / name).read_text(encoding="utf-8")
-
-
-def _section(section: Section) -> str:
-    cards = "".join(map(_card, section.figures))
-    grid = f'<div class="grid">{cards}</div>' if cards else ""
-    return (
-        f'<section aria-labelledby="{section.id}"><h2 id="{section.id}">{escape(section.title)}</h2>'
-        f'<div class="stack">{section.before}{grid}{section.after}</div></section>'
-    )
 
 
 def _card(figure: Figure) -> str:

@@ -7,14 +7,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from incofl.analysis.runs import RecordedRun, by_seed, find_folders
-from incofl.config import Config
+from incofl.analysis.runs import RecordedRun, by_seed, find_runs
+from incofl.config import Config, find_parts
 from incofl.costs import Cost, costs
 from incofl.engine.build import build_method, build_model, build_splitter, client_levels
 from incofl.engine.federation import clients_by_level
-from incofl.engine.run_folder import Row, RunFolder, last_ten, summarise
+from incofl.engine.run_folder import Row
 from incofl.errors import IncoflError
-from incofl.statistics import mean_and_half_width
+from incofl.statistics import mean_and_half_width, tail, tail_mean, tail_name
+from incofl.task import CLASSIFICATION, TASKS, Metric
 
 Value = Callable[[Row], float | None]
 Points = tuple[list[float], list[float]]
@@ -74,11 +75,36 @@ class ReportedRun(RecordedRun):
         return used if len(used) == count else list(range(count))
 
     @cached_property
+    def metric(self) -> tuple[str, Metric]:
+        """The metric that takes the place of the accuracy, with its name."""
+        try:
+            task = find_parts(self.config).task
+            name = task.first
+        except (IncoflError, ImportError):  # an object that only its script has
+            name = str(self.json("summary.json").get("metric", "accuracy"))
+            task = next((task for task in TASKS.values() if task.first == name), CLASSIFICATION)
+        return name, task.all_metrics[task.first]
+
+    @cached_property
+    def evaluated(self) -> list[Row]:
+        """The rounds in which the run was evaluated."""
+        return [row for row in self.rows if row["accuracy"] is not None]
+
+    @cached_property
     def summary(self) -> dict[str, Any]:
-        """The summary of the finished rounds; the one on disk may be of an earlier interruption."""
-        written = self.json("summary.json")
-        status = str(written.get("status")) if written.get("rounds") == len(self.rows) else "unfinished"
-        return summarise(self.rows, self.config, self.levels, status)
+        """The result so far; the summary on disk may be of an earlier interruption."""
+        written, values = self.json("summary.json"), [row["accuracy"] for row in self.evaluated]
+        best = max if self.metric[1].higher_is_better else min
+        return {
+            "status": str(written.get("status")) if written.get("rounds") == len(self.rows) else "unfinished",
+            "rounds": len(self.rows),
+            "last": values[-1] if values else None,
+            "tail": tail_mean(self.evaluated) if values else None,
+            "best": best(values, default=None),
+            "bytes": sum(row["bytes_up"] + row["bytes_down"] for row in self.rows),
+            "rejected": sum(len(row["rejected"]) for row in self.rows),
+            "seconds": sum(row["seconds"] for row in self.rows),
+        }
 
     def points(self, value: Value) -> Points:
         """Returns a value over the rounds, where it is known."""
@@ -90,10 +116,10 @@ class ReportedRun(RecordedRun):
         at = self.levels.index(level) if level in self.levels else None
         return lambda row: row["accuracy_by_level"][at] if row["accuracy_by_level"] and at is not None else None
 
-    def last_ten(self, level: int) -> float | None:
-        """Returns the mean accuracy of a level over the evaluations in the last ten rounds."""
-        evaluated = [row for row in self.rows if row["accuracy"] is not None]
-        values = [y for row in last_ten(evaluated) if (y := self.level(level)(row)) is not None] if evaluated else []
+    def tail(self, level: int) -> float | None:
+        """Returns the metric of a level by the evaluations by which the run is judged."""
+        judged = tail(self.evaluated) if self.evaluated else []
+        values = [y for row in judged if (y := self.level(level)(dict(row))) is not None]
         return sum(values) / len(values) if values else None
 
 
@@ -106,11 +132,6 @@ class Group:
     runs: list[ReportedRun]  # by seed
 
     @property
-    def config(self) -> Config:
-        """The config of the first run."""
-        return self.runs[0].config
-
-    @property
     def sizes(self) -> Sizes | str:
         """The sizes of the first run."""
         return self.runs[0].sizes
@@ -119,8 +140,8 @@ class Group:
         """Returns the name of a run among all on the page."""
         if len(self.runs) == 1:
             return self.label
-        same = [other for other in self.runs if other.config.seed == run.config.seed]
-        return f"{self.label}, seed {run.config.seed}" + (f" ({run.name})" if len(same) > 1 else "")
+        same = [other for other in self.runs if other.seed == run.seed]
+        return f"{self.label}, seed {run.seed}" + (f" ({run.name})" if len(same) > 1 else "")
 
     def mean(self, value_of: Callable[[ReportedRun], Value]) -> Points:
         """Returns the mean over the runs, of the rounds for which all have a value."""
@@ -135,8 +156,13 @@ def interval(values: Iterable[float | None]) -> tuple[float, float | None] | Non
     return mean_and_half_width(known) if known else None
 
 
+def measure(groups: Sequence[Group]) -> str:
+    """Names the evaluations by which the runs are judged."""
+    judged = {tail_name(tail(run.evaluated)) for group in groups for run in group.runs if run.evaluated}
+    return judged.pop() if len(judged) == 1 else "last evaluations"
+
+
 def read_groups(paths: Sequence[Path]) -> list[Group]:
     """Reads the runs in some folders, in groups; each path is a run folder, or holds run folders."""
-    folders = dict.fromkeys(folder for path in paths for folder in find_folders(path))
-    groups = by_seed([ReportedRun(RunFolder(folder)) for folder in folders])
+    groups = by_seed(find_runs(paths, ReportedRun))
     return [Group(at, label, runs) for at, (label, runs) in enumerate(groups.items())]

@@ -9,11 +9,10 @@ from typing import Any
 from incofl.analysis.runs import plain
 from incofl.config import Config
 from incofl.costs import human
-from incofl.report.figures import NONE, say
-from incofl.report.runs import Group, ReportedRun, Sizes, interval
+from incofl.report.figures import NONE, Unit, metric_of, say
+from incofl.report.runs import Group, ReportedRun, Sizes, interval, measure
 
 LINES, WHOLE = 200, 40  # longer tables are cut, and say so; longer than the second they scroll
-ACCURACIES = {"accuracy": "last", "accuracy_last_ten": "last ten", "accuracy_best": "best"}
 
 
 def swatch(index: int) -> str:
@@ -22,17 +21,16 @@ def swatch(index: int) -> str:
     return f'<svg viewBox="0 0 34 12" aria-hidden="true" style="color:var(--c{index % 7})">{use}</svg>'
 
 
-def row(cells: Sequence[str], kind: str = "", index: int | None = None, text: Sequence[int] = ()) -> str:
-    """Returns a row, named by its first cell; ``index`` is its group, and the columns in ``text`` hold words."""
+def row(cells: Sequence[str], kind: str = "", index: int | None = None) -> str:
+    """Returns a row, named by its first cell; ``index`` is its group."""
     first, *rest = map(escape, cells)
-    sign = "" if index is None else swatch(index)
-    body = "".join(f"<td{_words(at, text)}>{cell}</td>" for at, cell in enumerate(rest, 1))
+    sign, body = "" if index is None else swatch(index), "".join(f"<td>{cell}</td>" for cell in rest)
     return f'<tr class="{kind}"><th scope="row">{sign}{first}</th>{body}</tr>'
 
 
-def table(label: str, head: Sequence[str], rows: Sequence[str], kind: str = "", text: Sequence[int] = ()) -> str:
+def table(label: str, head: Sequence[str], rows: Sequence[str], kind: str = "") -> str:
     """Returns a table that scrolls by itself where it is too wide, by keyboard too; a long one is cut."""
-    headings = "".join(f'<th scope="col"{_words(at, text)}>{escape(cell)}</th>' for at, cell in enumerate(head))
+    headings = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     cut = f"<p>The first {LINES} of {len(rows)} lines.</p>" if len(rows) > LINES else ""
     inside = f"<thead><tr>{headings}</tr></thead><tbody>{''.join(rows[:LINES])}</tbody>"
     size = "" if len(rows) > WHOLE else " whole"
@@ -40,46 +38,40 @@ def table(label: str, head: Sequence[str], rows: Sequence[str], kind: str = "", 
     return f'{cut}{region}<table class="{kind}">{inside}</table></div>'
 
 
-def _words(at: int, text: Sequence[int]) -> str:
-    return ' class="text"' if at in text else ""
-
-
 def results(groups: Sequence[Group]) -> str:
     """Returns a line per run, and one per group of seeds before them: mean ± half width of the 95 % interval."""
     levels = sorted({level for group in groups for run in group.runs for level in run.levels})
-    rows = []
+    rows, (_, unit) = [], metric_of(groups)
     for group in groups:
         several = len(group.runs) > 1
         if several:
-            rows.append(row([group.label, *_result(group, levels)], "group", group.index))
+            rows.append(row([group.label, *_result(group, levels, unit)], "group", group.index))
         for run in group.runs:
-            name = f"seed {run.config.seed}" if several else f"{group.label}, seed {run.config.seed}"
-            cells = _result(Group(group.index, name, [run]), levels)
+            name = f"seed {run.seed}" if several else f"{group.label}, seed {run.seed}"
+            cells = _result(Group(group.index, name, [run]), levels, unit)
             rows.append(row([name, *cells], "seed" if several else "", None if several else group.index))
-    head = ["run", "rounds", *ACCURACIES.values(), *(f"level {level}" for level in levels)]
+    head = ["run", "rounds", "last", measure(groups), "best", *(f"level {level}" for level in levels)]
     return table("Results", [*head, "bytes", "time", "rejected", "status"], rows, "dense")
 
 
-def _result(group: Group, levels: Sequence[int]) -> list[str]:
+def _result(group: Group, levels: Sequence[int], unit: Unit) -> list[str]:
     summaries = [run.summary for run in group.runs]
 
     def shown(values: Iterable[float | None]) -> str:
         if (found := interval(values)) is None:
             return NONE
-        mean, half = found
-        return f"{100 * mean:.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
+        return " ± ".join(say(value, unit).removesuffix(" %") for value in found if value is not None)
 
     rounds = " to ".join(
         str(n) for n in sorted({min(s["rounds"] for s in summaries), max(s["rounds"] for s in summaries)})
     )
-    traffic = fmean(s["bytes_up"] + s["bytes_down"] for s in summaries)
     states = [str(s["status"]) for s in summaries]
     status = states[0] if len(set(states)) == 1 else f"{states.count('done')} done"
     return [
-        rounds if len(group.runs) > 1 else f"{rounds} of {group.config.rounds}",
-        *(shown(summary[key] for summary in summaries) for key in ACCURACIES),
-        *(shown(run.last_ten(level) for run in group.runs) for level in levels),
-        human(traffic, "B"),
+        rounds if len(group.runs) > 1 else f"{rounds} of {group.runs[0].values['rounds']}",
+        *(shown(summary[key] for summary in summaries) for key in ("last", "tail", "best")),
+        *(shown(run.tail(level) for run in group.runs) for level in levels),
+        human(fmean(s["bytes"] for s in summaries), "B"),
         duration(fmean(s["seconds"] for s in summaries)),
         str(sum(s["rejected"] for s in summaries)),
         status,
@@ -147,12 +139,12 @@ def rejected(groups: Sequence[Group]) -> str:
     """Returns every upload that was not accepted, and why."""
     every = [(group, run, record) for group in groups for run in group.runs for record in run.rows]
     rows = [
-        row([group.name(run), str(record["round"]), str(e["client"]), str(e["reason"])], index=group.index, text=(3,))
+        row([group.name(run), str(record["round"]), str(e["client"]), str(e["reason"])], index=group.index)
         for group, run, record in every
         for e in record["rejected"]
     ]
     head = ["run", "round", "client", "reason"]
-    return table("Rejected uploads", head, rows, text=(3,)) if rows else "<p>No upload was rejected.</p>"
+    return table("Rejected uploads", head, rows, "words") if rows else "<p>No upload was rejected.</p>"
 
 
 def nodes(groups: Sequence[Group]) -> str:
@@ -178,19 +170,19 @@ def nodes(groups: Sequence[Group]) -> str:
         for key, reduce, form in columns.values():
             values = [float(entry[key]) for entry in entries if entry.get(key) is not None]
             cells.append(form(reduce(values)) if values else NONE)
-        rows.append(row(cells, index=index, text=(1,)))
-    return table("Nodes", ["client", "node", "turns", *columns], rows, text=(1,))
+        rows.append(row(cells, index=index))
+    return table("Nodes", ["client", "node", "turns", *columns], rows)
 
 
 def configs(groups: Sequence[Group]) -> str:
     """Returns the keys in which the runs differ, or of one run those that are not as by default, and all keys."""
-    flat = [run.config.flat() for group in groups for run in group.runs]
+    flat = [run.values for group in groups for run in group.runs]
     usual, what = flat[0], "The keys in which the runs differ:"
     if len(flat) == 1:
         usual, what = Config().flat(), "The keys that are not as by default:"
     told = [key for key in flat[0] if any(one.get(key) != usual.get(key) for one in flat)]
-    shown = f"<p>{what}</p>{_facts(what, groups, lambda run: run.config.flat(), told)}" if told else ""
-    every = _facts("All keys", groups, lambda run: run.config.flat(), list(flat[0]))
+    shown = f"<p>{what}</p>{_facts(what, groups, lambda run: run.values, told)}" if told else ""
+    every = _facts("All keys", groups, lambda run: run.values, list(flat[0]))
     return f"{shown}<details><summary>All {len(flat[0])} keys</summary>{every}</details>"
 
 
@@ -214,23 +206,24 @@ def _facts(
     """Returns some facts of the runs, a column for each group; those that differ are marked."""
     columns = {group.label: [found(run) for run in group.runs] for group in groups}
     head = ["key", *columns] if len(columns) > 1 else ["key", "value"]
-    rows, text = [], range(1, len(head))
+    rows = []
     for key in keys:
         values = [list(dict.fromkeys(plain(facts.get(key, NONE)) for facts in column)) for column in columns.values()]
         kind = "differs" if len({value for own in values for value in own}) > 1 else ""
-        rows.append(row([key, *map(", ".join, values)], kind, text=text))
-    return table(label, head, rows, "code", text)
+        rows.append(row([key, *map(", ".join, values)], kind))
+    return table(label, head, rows, "code")
 
 
 def tiles(run: ReportedRun) -> str:
     """Returns the numbers of a single run that people look for first."""
-    s = run.summary
+    s, alone = run.summary, Group(0, run.name, [run])
+    metric, unit = metric_of([alone])
     pairs = {
-        "accuracy, last ten rounds": say(s["accuracy_last_ten"], "percent"),
-        "accuracy, last evaluation": say(s["accuracy"], "percent"),
-        "best accuracy": say(s["accuracy_best"], "percent"),
-        f"rounds, {s['status']}": f"{s['rounds']} of {run.config.rounds}",
-        "communication": human(s["bytes_up"] + s["bytes_down"], "B"),
+        f"{metric}, {measure([alone])}": say(s["tail"], unit),
+        f"{metric}, last evaluation": say(s["last"], unit),
+        f"best {metric}": say(s["best"], unit),
+        f"rounds, {s['status']}": f"{s['rounds']} of {run.values['rounds']}",
+        "communication": human(s["bytes"], "B"),
         "time": duration(s["seconds"]),
     }
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs.items())

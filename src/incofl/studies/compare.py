@@ -5,7 +5,6 @@ Runs of one seed share everything but the method: partition, cohorts and initial
 
 import csv
 import dataclasses
-import functools
 import io
 import json
 import re
@@ -183,7 +182,11 @@ def table(results: Sequence[MethodResult]) -> list[list[str]]:
     last = ["last round"] if first.last != first.tail else []  # a short run is judged by its last round
     gap_headings = (f"minus {first.method}", "visible from", "wins")
     lines = [["method", *last, first.measure, *(f"level {level}" for level in levels), *gap_headings]]
-    shown = functools.partial(plus_minus, **({"scale": 100} if first.percent else {"digits": 3}))
+    scale, spec = (100, ".1f") if first.percent else (1, ".3f")
+
+    def shown(mean: float, half_width: float | None = None, sign: str = "") -> str:
+        return plus_minus(scale * mean, half_width and scale * half_width, sign + spec)
+
     for result in results:
         means = [*([result.last] if last else []), result.tail, *(result.by_level.get(level) for level in levels)]
         cells, gap = [shown(mean.mean, mean.half_width) if mean else "" for mean in means], ["", "", ""]
@@ -194,12 +197,9 @@ def table(results: Sequence[MethodResult]) -> list[list[str]]:
     return lines
 
 
-def plus_minus(
-    mean: float, half_width: float | None = None, sign: str = "", *, digits: int = 1, scale: float = 1.0
-) -> str:
+def plus_minus(mean: float, half_width: float | None, spec: str = ".1f") -> str:
     """Writes a mean and the half width of its interval."""
-    half = "" if half_width is None else f" ± {scale * half_width:.{digits}f}"
-    return f"{scale * mean:{sign}.{digits}f}{half}"
+    return format(mean, spec) + ("" if half_width is None else f" ± {format(half_width, spec.lstrip('+'))}")
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:

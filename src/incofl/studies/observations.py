@@ -63,7 +63,7 @@ def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], 
     known = json.loads(path.read_text()) if path.exists() else {}
     if not key.items() <= known.items():
         found = similarity(run, Options(history=HISTORY, watch=watch))
-        pairs = shallow_smoother(layers(run), "roughness").pairs
+        pairs = shallow_smoother(layers(run)[0], "roughness").pairs
         known = key | {
             "cka": [float(value) for value in found.mean_by_depth if value is not None],
             "debiased": [float(value) for value in found.debiased_by_depth if value is not None],
@@ -110,7 +110,7 @@ def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
 
     def compared(number: int, what: str, ours: Sequence[float], theirs: Sequence[float], sign: int = 1) -> Observation:
         gap = paired(ours, theirs)
-        value = plus_minus(gap.mean, gap.half_width, "+", digits=3)
+        value = plus_minus(gap.mean, gap.half_width, "+.3f")
         return Observation(number, model, what, value, verdict_of(gap, sign) or "")
 
     for setting, own in settings.items():

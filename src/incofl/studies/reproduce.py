@@ -94,8 +94,8 @@ def _outcome(cell: Cell, values: Mapping[Key, Sequence[float]], paper: Mapping[K
         base = paper[other]
         theirs = None if cell.paper is None or base is None else round(cell.paper - base, 1)
     claimed = theirs if theirs is not None else {"up": 1.0, "down": -1.0, None: None}[cell.claim]
-    gap = cell.against, difference, cell.paper, theirs, verdict_of(difference, claimed)
-    return Outcome(*_key(cell), tuple(ours), Estimate.of(ours), *gap)
+    verdict, mean = verdict_of(difference, claimed), Estimate.of(ours)
+    return Outcome(*_key(cell), tuple(ours), mean, cell.against, difference, cell.paper, theirs, verdict)
 
 
 def verdict_of(difference: Difference | None, claimed: float | None) -> Verdict | None:

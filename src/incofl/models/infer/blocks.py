@@ -111,11 +111,9 @@ def counterparts(module: nn.Module, layout: Layout) -> dict[str, str]:
     norms = set(_norm_weights(module))
     pairs: dict[str, str] = {}
     for stage in layout.stages:
-        names = {block: [n for n in layout.shapes if layout.block_of[n] == block] for block in stage}
-        kernels = {
-            block: [n for n in own if len(layout.shapes[n]) == 4 and n in layout.parameters]
-            for block, own in names.items()
-        }
+        trained = [name for name in layout.shapes if name in layout.parameters]
+        names = {block: [name for name in trained if layout.block_of[name] == block] for block in stage}
+        kernels = {block: [name for name in own if len(layout.shapes[name]) == 4] for block, own in names.items()}
         if later := [name for block in stage[1:] for name in kernels[block]]:
             last = {layout.shapes[name]: name for name in kernels[stage[0]]}
             pairs |= {name: last[layout.shapes[name]] for name in later if layout.shapes[name] in last}

@@ -7,31 +7,32 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from incofl.flower.messages import Report
-from incofl.method import Upload
+from incofl.client import Upload
+from incofl.flower.protocol import Report
 from incofl.tensors import Tensors, clone
 
 PARTS = ("update", "buffers", "extra")
 
 
 @dataclass(frozen=True)
-class Arrived:
-    """A reply that was accepted, and, where its tensors wait on disk, where."""
+class Reply:
+    """A reply that was accepted; the ``path`` of its tensors, if they wait on disk."""
 
     upload: Upload
     report: Report
     bytes_up: int
     path: Path | None = None
 
-    def shelved(self, path: Path) -> "Arrived":
+    def stored(self, path: Path) -> "Reply":
         """The same with its tensors on disk."""
         tensors = {f"{part}/{name}": t for part in PARTS for name, t in getattr(self.upload, part).items()}
+        path.parent.mkdir(exist_ok=True)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         bare = dataclasses.replace(self.upload, update={}, buffers={}, extra={})
         return dataclasses.replace(self, upload=bare, path=path)
 
     def whole(self) -> Upload:
-        """With its tensors in memory, in the order of memory that all tensors of models have."""
+        """The upload with its tensors in memory, in the order of memory that all tensors of models have."""
         if self.path is None:
             return self.upload
         parts: dict[str, Tensors] = {part: {} for part in PARTS}
@@ -40,5 +41,4 @@ class Arrived:
             if (key := f"{part}/{name}") in found:
                 parts[part][name] = found[key]
         self.path.unlink()
-        update, buffers, extra = (parts[part] for part in PARTS)
-        return dataclasses.replace(self.upload, update=update, buffers=buffers, extra=extra)
+        return dataclasses.replace(self.upload, update=parts["update"], buffers=parts["buffers"], extra=parts["extra"])

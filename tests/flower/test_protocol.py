@@ -12,11 +12,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 
 from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation, Job
-from incofl.engine.round import Tally
+from incofl.engine.round import RoundStats
 from incofl.errors import UploadError
 from incofl.flower import make_client_app
-from incofl.flower.messages import (
+from incofl.flower.protocol import (
     Answer,
+    DataFacts,
     Order,
     OutOfMemory,
     arrays,
@@ -43,10 +44,10 @@ def federation() -> Federation:
 def genuine(federation: Federation) -> RecordDict:
     """A node's reply in round 4."""
     LoopGrid(None)
-    server, piece = federation.start(), federation.slice(JOB.level, JOB.round)
-    model, sent = (arrays(piece.look(part)) for part in (server.shared, server.extra["variate"]))
+    server, slice_ = federation.start(), federation.slice(JOB.level, JOB.round)
+    model, extra = (arrays(slice_.look(part)) for part in (server.shared, server.extra["variate"]))
     order = Order("run", tiny_config(*CONFIG).to_toml(), JOB)
-    message = Message(wired(encode_order(order, model, sent)), 1, MessageType.TRAIN)
+    message = Message(wired(encode_order(order, model, extra)), 1, MessageType.TRAIN)
     return make_client_app()(message, Context(0, 1, {}, RecordDict(), {})).content
 
 
@@ -133,16 +134,19 @@ BAD: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "an old round": (put("report", "round", 2), "it replies for round 2, expected 3"),
     "another client": (put("report", "client", 5), "it replies for client 5, expected 0"),
     "another level": (put("report", "level", 2), "it replies for level 2, expected 1"),
-    "another version": (put("report", "version", 99), "it replies for version 99, expected 1"),
+    "another version": (put("report", "version", 99), "it replies for version 99, expected 2"),
     "a metric more": (put("report", "bonus", 1), "'report' holds 'bonus'"),
     "a metric less": (drop("report", "steps"), "'report' lacks 'steps'"),
     "half a step": (put("report", "steps", 0.5), "'steps' is 0.5"),
     "negative steps": (put("report", "steps", -1), "'steps' is -1"),
     "many examples": (put("report", "examples", 10**9), "it has 1000000000 examples, expected"),
     "a loss that is none": (put("report", "loss", math.nan), "'loss' is nan"),
-    "a length of its own": (put("report", "length", 1e-300), "'report' holds 'length'"),
-    "more right answers than questions": (put("report", "correct", 3), "3 of its 0 answers are correct"),
+    "a normaliser of its own": (put("report", "normaliser", 1e-300), "'report' holds 'normaliser'"),
+    "held-out examples where there are none": (put("report", "tested", 3), "it has tested 3 examples, expected none"),
+    "totals of nothing": (put("report", "totals", [3.0, 4.0]), "'totals' is not a list of 0 numbers"),
     "more steps than it has batches": (put("report", "steps", 2**40), "it has made 1099511627776 steps, expected at"),
+    "labels that are no list": (put("report", "labels", 1), "'labels' is not a list of 10 numbers"),
+    "half a label": (put("report", "labels", [0.5] * 10), "'labels' is 0.5"),
     "labels of too many classes": (put("report", "labels", [1] * 11), "'labels' is not a list of 10"),
     "negative labels": (put("report", "labels", [-1] * 10), "'labels' is -1"),
 }
@@ -180,14 +184,14 @@ def test_values_that_are_none_are_refused_where_all_uploads_are(
     values.flat[-1] = np.nan
     content[part][name] = Array(values)
     upload, _ = decode_reply(content, federation, JOB)
-    tally = Tally()
-    assert list(tally.accept(iter([[upload]]))) == [[]]
-    assert "not finite" in str(tally.rejected[0]["reason"])
+    stats = RoundStats()
+    assert list(stats.validated(iter([[upload]]))) == [[]]
+    assert "not finite" in str(stats.rejected[0]["reason"])
 
 
 def test_what_nodes_say_went_wrong(federation: Federation) -> None:
     with pytest.raises(OutOfMemory, match=r"^out of memory \(no room\)$"):
-        decode_reply(wired(encode_problem("Traceback\n  no room\n", memory=True)), federation, JOB)
+        decode_reply(wired(encode_problem("Traceback\n  no room\n", "memory")), federation, JOB)
     with pytest.raises(UploadError, match=r"^\?\[2J\?\[31mdanger\?$"):  # nothing that a terminal would obey
         decode_reply(wired(encode_problem("\x1b[2J\x1b[31mdanger\x07")), federation, JOB)
     with pytest.raises(UploadError, match=r"^x{300}$"):
@@ -197,12 +201,14 @@ def test_what_nodes_say_went_wrong(federation: Federation) -> None:
 def test_orders_and_answers_come_back() -> None:
     tensors = {"a": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), "n": torch.tensor(7)}
     for memory, known in ((None, None), ((2, 0), Answer(0, 1, {"memory": 7}))):
-        order = Order("run", "seed = 1", JOB, memory, known)
-        found, model, sent = decode_order(wired(encode_order(order, arrays(tensors), arrays({}))))
+        order = Order("run", "seed = 1", JOB, memory, known, "abc", DataFacts("own", 10, 65, True))
+        frozen = None if memory is None else arrays({"f": torch.ones(2)})
+        found, model, extra, frozen_part = decode_order(wired(encode_order(order, arrays(tensors), arrays({}), frozen)))
         assert found == order
         assert torch.equal(model["a"], tensors["a"])
         assert model["n"].shape == ()
-        assert sent == {}
+        assert extra == {}
+        assert list(frozen_part) == ([] if memory is None else ["f"])
     for answer in (Answer(), Answer(3, 0, {"memory": 5}, 0), Answer(level=2)):
         assert decode_answer(wired(encode_answer(answer))) == answer
 
@@ -210,11 +216,11 @@ def test_orders_and_answers_come_back() -> None:
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ({"version": 1, "client": -1}, "'client' is -1"),
-        ({"version": 1, "level": "high"}, "'level' is high"),
-        ({"version": 1, "memory": True}, "'memory' is True"),
-        ({"version": 2}, "another version"),
-        ({"version": 1, "secret": 1}, "not asked for"),
+        ({"version": 2, "client": -1}, "'client' is -1"),
+        ({"version": 2, "level": "high"}, "'level' is high"),
+        ({"version": 2, "memory": True}, "'memory' is True"),
+        ({"version": 1}, "another version"),
+        ({"version": 2, "secret": 1}, "not asked for"),
     ],
 )
 def test_bad_answers_are_refused(record: dict[str, object], reason: str) -> None:

@@ -1,4 +1,4 @@
-"""The fleet: which node is which client, and the largest sub-model that each can bear.
+"""The fleet: which node is which client, and the largest sub-model that each can afford.
 
 A node says its limits, or the level it wants; one that says nothing gets the level that the config gives its client
 number. A node that misses deadlines or runs out of memory gets a smaller one. All of it is remembered in the run folder
@@ -10,36 +10,25 @@ import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from incofl.costs import Cost, DeviceClass, assign
 from incofl.engine.checkpoint import write_json
 from incofl.engine.federation import ClientLevels, ListedLevels
 from incofl.errors import ConfigError, RunError
-from incofl.flower.messages import Answer
+from incofl.flower.protocol import Answer
 
 
 @dataclass
 class Node:
-    """A node that has said what it can do.
+    """A node that has said what it can do."""
 
-    Attributes:
-        client: its number in the federation.
-        node: its id in Flower.
-        level: what it gets.
-        wanted: the level that it asked for.
-        limits: that it named.
-        examples: that it has, where the server cannot know.
-        missed: deadlines in a row.
-    """
-
-    client: int
-    node: int
-    level: int
-    wanted: int | None = None
-    limits: dict[str, int] = field(default_factory=dict)
-    examples: int | None = None
-    missed: int = 0
+    client: int  # its number in the federation
+    node: int  # its id in Flower
+    level: int  # the level that it gets
+    wanted: int | None = None  # the level that it asked for
+    limits: dict[str, int] = field(default_factory=dict)  # the limits that it named
+    examples: int | None = None  # number of its training examples, where only the node has them
+    missed: int = 0  # number of deadlines that it missed in a row
 
     @property
     def known(self) -> Answer:
@@ -71,14 +60,12 @@ class Fleet:
 
     def save(self) -> None:
         """Remembers it all. Ids are written as text: they are too large for many readers' numbers."""
-        entries: list[dict[str, Any]] = [
-            asdict(node) | {"node": str(node.node)} for _, node in sorted(self.nodes.items())
-        ]
+        entries = [asdict(node) | {"node": str(node.node)} for _, node in sorted(self.nodes.items())]
         refused = [{"node": str(node), "reason": reason} for node, reason in sorted(self.refused.items())]
         write_json(self._path, {"run": self.run, "nodes": entries, "refused": refused})
 
     def meet(self, ids: Collection[int]) -> list[int]:
-        """Those of the connected nodes that have not answered yet; who was away counts as new when it comes back."""
+        """The connected nodes that have not answered yet; one that was away is new when it comes back."""
         self._present = {client for client in self._present if self.nodes[client].node in ids}
         return sorted(set(ids) - {self.nodes[client].node for client in self._present} - self.refused.keys())
 
@@ -93,7 +80,7 @@ class Fleet:
         Of two nodes that claim to be the same client, the first is believed as long as it is connected.
 
         Raises:
-            ConfigError: no level fits it, or it asks for what there is not, or what another one has.
+            ConfigError: no level fits it, or it asks for a level or number that does not exist or is taken.
         """
         client = self._number(id, answer)
         limits = dict(answer.limits or {})
@@ -168,9 +155,7 @@ class Fleet:
 
     @property
     def levels(self) -> ListedLevels:
-        """The level of each client: of those that nobody has seen, what the config says."""
-        levels = [
-            self.nodes[client].level if client in self.nodes else self._defaults[client]
-            for client in range(len(self._defaults))
-        ]
+        """The level of each client: of those that have not been seen, what the config says."""
+        everybody = range(len(self._defaults))
+        levels = [self.nodes[c].level if c in self.nodes else self._defaults[c] for c in everybody]
         return ListedLevels(tuple(levels), len(self._costs))

@@ -1,4 +1,4 @@
-"""Which node is which client, and what it can bear."""
+"""Which node is which client, and what it can afford."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import pytest
 from incofl.costs import Cost
 from incofl.engine.federation import ClientLevels
 from incofl.errors import ConfigError, RunError
-from incofl.flower.messages import Answer
-from incofl.flower.nodes import Fleet
+from incofl.flower.fleet import Fleet
+from incofl.flower.protocol import Answer
 
 # Of three levels, which need 100, 200 and 300 bytes.
 COSTS = [Cost(level, (level + 1,), 1.0, 10 * (level + 1), 10, 5, 5, 100 * (level + 1)) for level in range(3)]

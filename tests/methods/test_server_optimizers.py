@@ -1,0 +1,151 @@
+"""Optimisers on the server: hand-computed steps, what nobody held, private layers, schedules."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import incofl
+from incofl import ServerAdam, ServerMomentum, ServerSchedule, ServerYogi
+from incofl.aggregate import CoveredMean
+from incofl.client import LocalSettings
+from incofl.errors import ConfigError
+from incofl.layout import Layout
+from incofl.server import Change, Changes, Server
+from incofl.tensors import Tensors
+from incofl.transform import Context, UpdateTransform
+from tests.federations import run_rounds, tiny_federation
+
+LAYOUT = Layout({"w": (None,)}, {"w": (2,)}, (), {}, frozenset())
+
+
+def steps(
+    transform: UpdateTransform, updates: list[list[float]], held: list[list[float]] | None = None
+) -> list[Tensor]:
+    """The updates after a transform, round by round, with its state passed on."""
+    state: Tensors = transform.init(LAYOUT)
+    results = []
+    for round, values in enumerate(updates):
+        weight = {} if held is None else {"w": torch.tensor(held[round])}
+        update, state, _ = transform({"w": torch.tensor(values)}, state, Context(LAYOUT, round, weight=weight))
+        results.append(update["w"].clone())
+    return results
+
+
+def test_momentum_by_hand() -> None:
+    """beta 0.9, lr 0.5: m = 1, then 0.9 + 2 = 2.9; steps 0.5 and 1.45."""
+    first, second = steps(ServerMomentum(lr=0.5, beta=0.9), [[1.0, -1.0], [2.0, -2.0]])
+    assert first.tolist() == pytest.approx([0.5, -0.5])
+    assert second.tolist() == pytest.approx([1.45, -1.45])
+
+
+def test_adam_by_hand() -> None:
+    """U = 2: m = 0.2, v = 0.04, step 0.2 / (0.2 + 0.1) = 2/3. U = 0: m = 0.18, v = 0.0396, 0.18 / (0.19900 + 0.1)."""
+    first, second = steps(ServerAdam(lr=1.0, beta1=0.9, beta2=0.99, tau=0.1), [[2.0, 0.0], [0.0, 0.0]])
+    assert first.tolist() == pytest.approx([2 / 3, 0.0])
+    assert second.tolist() == pytest.approx([0.18 / (math.sqrt(0.0396) + 0.1), 0.0])
+
+
+def test_yogi_by_hand() -> None:
+    """U = 2 from v = 0: v = 0 - 0.01 * 4 * (-1) = 0.04, as Adam. U = 0.1: v = 0.04 - 0.01 * 0.01 * (+1) = 0.0399."""
+    first, second = steps(ServerYogi(lr=1.0, tau=0.1), [[2.0, 0.0], [0.1, 0.0]])
+    assert float(first[0]) == pytest.approx(2 / 3)
+    m = 0.9 * 0.2 + 0.1 * 0.1
+    assert float(second[0]) == pytest.approx(m / (math.sqrt(0.0399) + 0.1))
+    adam = steps(ServerAdam(lr=1.0, tau=0.1), [[2.0, 0.0], [0.1, 0.0]])[1]
+    assert float(adam[0]) != pytest.approx(float(second[0]), rel=1e-4)
+
+
+@pytest.mark.parametrize("transform", [ServerMomentum(), ServerAdam(), ServerYogi()])
+def test_what_nobody_held_keeps_its_moments_and_its_value(transform: UpdateTransform) -> None:
+    """Held in rounds 0 and 2 only: as two rounds in a row."""
+    gap = steps(transform, [[1.0, 1.0], [5.0, 0.0], [2.0, 2.0]], held=[[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    straight = steps(transform, [[1.0, 1.0], [2.0, 2.0]])
+    assert float(gap[2][1]) == float(straight[1][1])
+    server = Server(LAYOUT, {"w": torch.tensor([1.0, 2.0])}, states={})
+    weight = {"w": torch.tensor([1.0, 0.0])}
+    for _ in range(2):
+        changes = Changes(Change(CoveredMean({"w": torch.tensor([3.0, 0.0])}, weight)), states=server.states)
+        changes, _ = changes.transformed(transform, server)
+        server = server.advance(changes)
+    assert float(server.shared["w"][1]) == 2.0
+    assert float(server.shared["w"][0]) != 1.0
+    assert list(server.states) == [transform.name]
+
+
+def test_the_state_given_is_not_changed() -> None:
+    state = {"m/w": torch.ones(2), "v/w": torch.ones(2)}
+    ServerAdam()({"w": torch.ones(2)}, state, Context(LAYOUT))
+    assert all(torch.equal(value, torch.ones(2)) for value in state.values())
+
+
+def test_levels_with_models_of_their_own_have_moments_of_their_own() -> None:
+    servers = run_rounds(tiny_federation("method=fedavg+adam"), 2)
+    assert {name.partition("-")[0] for name in servers[-1].states} == {"adam"}
+    assert len(servers[-1].states) > 1
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "yogi"])
+def test_every_optimiser_differs_from_the_plain_method(name: str) -> None:
+    plain, ours = (run_rounds(tiny_federation(f"method={m}"), 2)[-1] for m in ("incoavg", f"incoavg+{name}"))
+    assert any(not torch.equal(plain.shared[n], ours.shared[n]) for n in plain.layout.parameters)
+    assert ours.states
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds", "expected"),
+    [
+        ({}, (0, 7), (1.0, 1.0)),
+        ({"schedule": "step", "decay": 0.5, "decay_every": 2}, (0, 1, 2, 5), (1.0, 1.0, 0.5, 0.25)),
+        ({"schedule": "cosine", "decay_rounds": 4}, (0, 2, 4, 9), (1.0, 0.5, 0.0, 0.0)),
+        ({"schedule": "cosine", "decay_rounds": 4, "decay_to": 0.2}, (0, 2, 4), (1.0, 0.6, 0.2)),
+    ],
+)
+def test_schedules(options: dict[str, Any], rounds: tuple[int, ...], expected: tuple[float, ...]) -> None:
+    """On the server and, as learning rates, on clients."""
+    server, local = ServerSchedule(lr=2.0, **options), LocalSettings(lr=0.5, **options)
+    for round, factor in zip(rounds, expected, strict=True):
+        update, _, _ = server({"w": torch.tensor([3.0])}, {}, Context(LAYOUT, round))
+        assert float(update["w"]) == pytest.approx(6.0 * factor)
+        if factor:
+            assert local.in_round(round).lr == pytest.approx(0.5 * factor)
+
+
+def test_a_schedule_reaches_the_clients_and_the_optimisers() -> None:
+    constant, decayed = (
+        run_rounds(tiny_federation("method=heteroavg", *more), 2)
+        for more in ([], ["local.schedule=step", "local.decay=0.5", "local.decay_every=1"])
+    )
+    name = next(iter(constant[0].layout.parameters))
+    assert torch.equal(constant[1].shared[name], decayed[1].shared[name])  # the first round is the same
+    assert not torch.equal(constant[2].shared[name], decayed[2].shared[name])
+    whole, half = (
+        steps(ServerAdam(**o), [[1.0, 1.0]] * 2) for o in ({}, {"schedule": "step", "decay": 0.5, "decay_every": 1})
+    )  # type: ignore[arg-type]
+    assert float(half[1][0]) == pytest.approx(0.5 * float(whole[1][0]))
+
+
+def test_what_follows_from_the_run_is_filled_in() -> None:
+    config = incofl.make_config({"rounds": 8, "server": {"schedule": "cosine"}, "local": {"schedule": "cosine"}})
+    assert config.methods["server"].decay_rounds == config.local.decay_rounds == 8
+    with pytest.raises(ConfigError, match="expected a number outside of a config"):
+        ServerSchedule(lr="1/epochs")({"w": torch.ones(1)}, {}, Context(LAYOUT))
+
+
+def test_two_transforms_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two transforms of heteroavg\\+adam\\+adam have the name 'adam'"):
+        incofl.METHODS["heteroavg"].then(ServerAdam()).then(ServerAdam(lr=1.0))
+
+
+def test_adamw_nesterov_and_clipping_on_the_client() -> None:
+    model = torch.nn.Linear(1, 1)
+    parameters = list(model.parameters())
+    assert isinstance(LocalSettings(optimizer="adamw").make_optimizer(parameters), torch.optim.AdamW)
+    assert LocalSettings(optimizer="sgd", nesterov=True).make_optimizer(parameters).defaults["nesterov"]
+    rms = LocalSettings(optimizer="torch.optim:RMSprop", lr=0.25).make_optimizer(parameters)
+    assert isinstance(rms, torch.optim.RMSprop)
+    assert rms.defaults["lr"] == 0.25
+    with pytest.raises(ConfigError, match="made a Linear|made a"):
+        LocalSettings(optimizer="torch.nn:Identity").make_optimizer(parameters)

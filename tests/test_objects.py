@@ -1,0 +1,409 @@
+"""Your own model, data, task and method: as objects in Python, and by name from a config and the command line."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import incofl
+from incofl import METHODS, Data, InCo, Run, ServerAdam, Task
+from incofl.config import load_config, make_config
+from incofl.engine.build import build
+from incofl.engine.run_folder import RunFolder
+from incofl.errors import ConfigError, DataError, IncoflError
+from tests.own import LanguageModel, Net, Segmenter, TwoInputs, points
+from tests.shell import Shell
+
+SMALL = {
+    "rounds": 3,
+    "cohort": 4,
+    "data": {"clients": 6},
+    "split": {"levels": 2},
+    "local": {"epochs": 1, "batch_size": 8, "lr": 0.01},
+}
+
+
+def small(**more: Any) -> dict[str, Any]:
+    return SMALL | more
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "checkpoint" / "state.safetensors").read_bytes()
+
+
+def test_own_tensors_model_and_method(tmp_path: Path) -> None:
+    method = METHODS["heteroavg"].then(InCo(rule="theorem"))
+    result = incofl.run(small(), tmp_path, model=Net, data=Data(points(), points(60, 1)), method=method)
+    assert result["status"] == "done"
+    assert [row["round"] for row in result.history] == [1, 2, 3]
+    assert result.history[-1]["inco"]
+    assert result.model(-1)(torch.zeros(2, 6)).shape == (2, 3)
+    assert sum(p.numel() for p in result.model(0).parameters()) < sum(p.numel() for p in result.model(1).parameters())
+    config = (tmp_path / "config.toml").read_text()
+    assert 'name = "tests.own:Net"' in config
+    assert 'rule = "theorem"' in config
+
+
+def test_an_object_replaces_what_the_config_says(tmp_path: Path) -> None:
+    method = METHODS["heteroavg"].then(InCo(rule="theorem"))
+    config = make_config(small(method="fedprox", inco={"rule": "released"}), method=method, model=Net(), data=data())
+    assert config.method == "object:heteroavg+inco"
+    assert build(config).method.transforms[-1] == InCo(rule="theorem")
+
+
+def data(**more: Any) -> Data:
+    return Data(points(), points(60, 1), **more)
+
+
+def test_a_module_keeps_its_weights_and_is_not_changed() -> None:
+    module = Net()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    federation = build(make_config(small(), model=module, data=data()))
+    assert all(torch.equal(federation.model.initial[name], before[name]) for name in before)
+    assert all(torch.equal(module.state_dict()[name], before[name]) for name in before)
+
+
+def test_a_module_with_its_own_layout() -> None:
+    module = Net()
+    layout = incofl.Layout.infer(module, torch.zeros(2, 6))
+    assert build(make_config(small(), model=(module, layout), data=data())).model.layout == layout
+    with pytest.raises(ConfigError, match="expected a module, or a pair of a module and its Layout"):
+        make_config(small(), model=(module, "layout"), data=data())
+
+
+def test_resuming_by_the_command_line_needs_the_script(tmp_path: Path, incofl: Shell) -> None:
+    class Mine(Net):
+        """Cannot be imported by its name."""
+
+    with Run(small(), tmp_path, model=Mine, data=data(), progress=False) as run:
+        next(iter(run))
+    code, _, error = incofl("run", "--resume", "--out", str(tmp_path))
+    assert code == 2
+    assert "this run was made from an object in Python; resume it with the same script" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("form", ["list", "labels"])
+def test_natural_clients(tmp_path: Path, form: str) -> None:
+    names = [f"user {number % 5}" for number in range(120)]
+    lists = [[at for at in range(120) if at % 5 == number] for number in range(5)]
+    own = data(clients=names if form == "labels" else lists)
+    config = make_config(small(data={}), model=Net, data=own)
+    assert (config.data.partition, config.num_clients) == ("natural", 5)
+    parts = sorted(sorted(part.tolist()) for part in build(config).partition)
+    assert parts == lists
+    assert incofl.run(config, tmp_path, progress=False)["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("clients", "words"),
+    [
+        (["a"] * 7, "clients: got 7 labels, expected 120, one per training example"),
+        ([[0, 1], [1, 2]], "clients: an example has two clients"),
+        ([[0, 120]], "clients: an index is out of range, expected 0 to 119"),
+        ("user", "clients: got 'user', expected a column of a Hugging Face dataset"),
+    ],
+)
+def test_natural_clients_that_make_no_sense(clients: Any, words: str) -> None:
+    with pytest.raises(DataError) as problem:
+        data(clients=clients)
+    assert words in str(problem.value)
+
+
+class Pairs(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, at: int) -> tuple[Tensor, int]:
+        return torch.full((6,), float(at)), at % 3
+
+
+def test_a_torch_dataset() -> None:
+    own = Data(Pairs())
+    assert own.train.x.shape == (40, 6)
+    assert own.train.y.tolist() == [at % 3 for at in range(40)]
+    assert (own.classes, len(own.test)) == (3, 0)
+
+
+def test_a_hugging_face_dataset(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    x, y = points()
+    table = {"x": x.tolist(), "label": y.tolist(), "user": [f"u{at % 4}" for at in range(len(y))]}
+    train = datasets.Dataset.from_dict(table)
+    own = Data(train, train.select(range(30)), clients="user")
+    torch.testing.assert_close(own.train.x, x)
+    assert torch.equal(own.train.y, y)
+    assert own.natural_clients == 4
+    assert incofl.run(small(data={}), tmp_path, model=Net, data=own, progress=False)["status"] == "done"
+    both = datasets.Dataset.from_dict({"values": x.tolist(), "mask": torch.ones_like(x).tolist(), "label": y.tolist()})
+    assert Data(both).train.x.keys() == {"values", "mask"}
+    with pytest.raises(DataError, match="got the columns \\['x'\\], expected one of label"):
+        Data(train.remove_columns(["label", "user"]))
+
+
+def test_dict_inputs(tmp_path: Path) -> None:
+    x, y = points()
+    own = Data(({"values": x, "mask": torch.ones_like(x)}, y), ({"values": x, "mask": torch.zeros_like(x)}, y))
+    for workers in (1, 2):
+        result = incofl.run(
+            small(engine={"workers": workers}), tmp_path / str(workers), model=TwoInputs, data=own, progress=False
+        )
+        assert result["status"] == "done"
+    assert weights(tmp_path / "1") == weights(tmp_path / "2")
+
+
+def test_regression_with_rmse(tmp_path: Path) -> None:
+    """The error of a constant 0 on targets 3 and 4 is sqrt(12.5); parts of a test set give the same as the whole."""
+    task = incofl.TASKS["regression"]
+    output, target = torch.zeros(2, 1), torch.tensor([3.0, 4.0])
+    whole = task.values(task.score(output, target))
+    assert whole == pytest.approx({"rmse": math.sqrt(12.5), "mae": 3.5, "loss": 12.5})
+    parts = task.score(output[:1], target[:1]) + task.score(output[1:], target[1:])
+    assert task.values(parts) == pytest.approx(whole)
+    x, _ = points()
+    own = Data((x, x.sum(1)), (x, x.sum(1)))
+    result = incofl.run(small(rounds=6), tmp_path, model=lambda: Net(outputs=1), data=own, task="regression")
+    assert result["metric"] == "rmse"
+    assert result.history[-1]["accuracy"] < result.history[0]["accuracy"]
+    assert set(result.history[-1]["metrics"]) == {"mae"}
+    assert result["accuracy_best"] == min(row["accuracy"] for row in result.history)
+    assert make_config(small(), model=Net, data=own, task="regression").data.partition == "iid"
+
+
+def test_multilabel(tmp_path: Path) -> None:
+    """Of the labels (1, 0) and (1, 1) the logits find (1, 1) and (0, 1): 2 of 4 right, 2 found, 1 wrong, 1 missed."""
+    task = incofl.TASKS["multilabel"]
+    output, target = torch.tensor([[1.0, 1.0], [-1.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    values = task.values(task.score(output, target))
+    assert values["accuracy"] == 0.5
+    assert values["f1"] == pytest.approx(4 / 6)
+    x, _ = points()
+    own = Data((x, (x[:, :3] > 0).float()), (x, (x[:, :3] > 0).float()))
+    result = incofl.run(small(rounds=5), tmp_path, model=Net, data=own, task="multilabel", progress=False)
+    assert result["accuracy"] > 0.55
+
+
+def test_next_token_with_ignored_targets(tmp_path: Path) -> None:
+    """Where targets are -100, logits change neither loss nor accuracy."""
+    task = incofl.TASKS["next-token"]
+    logits = torch.randn(2, 4, 11, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([[1, 2, -100, 3], [4, -100, -100, 5]])
+    kept = target != -100
+    values = task.values(task.score(logits, target))
+    assert values["loss"] == pytest.approx(float(functional.cross_entropy(logits[kept], target[kept])), rel=1e-6)
+    assert values["accuracy"] == float((logits[kept].argmax(1) == target[kept]).double().mean())
+    tokens = torch.randint(11, (60, 5), generator=torch.Generator().manual_seed(0))
+    own = Data((tokens[:, :-1], tokens[:, 1:].masked_fill(tokens[:, 1:] == 0, -100)), (tokens[:, :-1], tokens[:, 1:]))
+    result = incofl.run(small(), tmp_path, model=LanguageModel, data=own, task="next-token", progress=False)
+    assert result["status"] == "done"
+    assert 0 <= result["accuracy"] <= 1
+
+
+def test_segmentation(tmp_path: Path) -> None:
+    """Classes 0 0 1 taken for 0 1 1: intersections 1 and 1, unions 2 and 2; a class that does not occur is left out."""
+    task = incofl.TASKS["segmentation"]
+    output = functional.one_hot(torch.tensor([[[0, 1, 1]]]), 3).permute(0, 3, 1, 2).float()
+    values = task.values(task.score(output, torch.tensor([[[0, 0, 1]]])))
+    assert values["accuracy"] == pytest.approx(2 / 3)
+    assert values["iou"] == 0.5
+    images = torch.rand(40, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    own = Data((images, (2.99 * images[:, 0]).long()), (images, (2.99 * images[:, 0]).long()))
+    result = incofl.run(small(), tmp_path, model=Segmenter, data=own, task="segmentation", progress=False)
+    assert result["status"] == "done"
+    assert set(result.history[-1]["metrics"]) == {"iou"}
+
+
+def test_own_task_from_a_mean(tmp_path: Path) -> None:
+    task = Task(functional.cross_entropy, {"error": lambda o, t: (o.argmax(1) != t).float().mean()})
+    result = incofl.run(small(), tmp_path, model=Net, data=data(), task=task, progress=False)
+    assert result["metric"] == "error"
+    with Run(small(), tmp_path, model=Net, data=data(), task=task, resume=True, progress=False) as run:
+        assert run.evaluate(1)["error"] == pytest.approx(result["accuracy_by_level"][1])
+        assert run.evaluate(data=points(9, 5))["error"] in [pytest.approx(wrong / 9) for wrong in range(10)]
+
+
+@pytest.mark.parametrize("method", ["heterofl", "moon", "inclusivefl", "scalefl"])
+def test_methods_that_need_classes_refuse_other_tasks(method: str) -> None:
+    x, _ = points()
+    images = Data((x.view(-1, 1, 2, 3).repeat(1, 1, 4, 3), x[:, 0]), classes=3)
+    model = {"name": "resnet10", "width": 0.1}
+    levels = {"levels": 2, "kind": "hetero"} if method in ("heterofl", "scalefl") else {"levels": 1}
+    with pytest.raises(IncoflError) as problem:
+        build(make_config(small(method=method, model=model, split=levels), data=images, task="regression"))
+    assert "needs a task with classes" in str(problem.value)
+    assert "the task is regression" in str(problem.value)
+
+
+def test_names_from_a_config(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(
+        'method = "tests.own:method"\nrounds = 1\n[model]\nname = "tests.own:Net"\n[model.options]\nwidth = 8\n'
+        '[data]\nname = "tests.own:data"\nclients = 4\n[split]\nlevels = 2\n[task]\nname = "tests.own:task"\n'
+        '[local]\noptimizer = "torch.optim:RMSprop"\n[scaled]\nfactor = 0.25\n'
+    )
+    config = load_config(path)
+    federation = build(config)
+    assert federation.model.layout.shapes["stem.weight"] == (8, 6)
+    assert federation.method.client.factor == 0.25  # type: ignore[attr-defined]
+    result = incofl.run(path, tmp_path / "run", progress=False)
+    assert result["metric"] == "error"
+    assert incofl.load_model(tmp_path / "run")(torch.zeros(1, 6)).shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("method=tests.own:Net", "method: tests.own:Net is of type type, expected a Method"),
+        ("method=tests.own:metod", "method: tests.own has no 'metod'; did you mean 'method'?"),
+        ("task.name=tests.own:data", "task.name: tests.own:data is of type Data, expected a Task"),
+        ("data.name=tests.own:points", "data.name: tests.own:points is of type tuple, expected Data"),
+        ("data.name=tests.nowhere:data", "there is no module 'tests.nowhere'"),
+        ("local.optimizer=lion", "local.optimizer: got 'lion', expected adam, adamw, sgd or package.module:attribute"),
+        ("scaled.factor=2", "config: unknown key 'scaled'"),
+        ("model.options.width=8", "model.options.width"),
+    ],
+)
+def test_names_that_mean_nothing(settings: str, words: str) -> None:
+    with pytest.raises(IncoflError) as problem:
+        build(make_config({}, [settings]))
+    assert words in str(problem.value)
+
+
+def test_an_own_method_in_a_comparison_with_two_jobs(tmp_path: Path, incofl: Shell) -> None:
+    code, output, error = incofl(
+        *("compare", "--methods", "heteroavg,tests.own:method", "--seeds", "0,1", "--jobs", "2", "--quiet"),
+        *("--set", "model.name=tests.own:Net", "--set", "data.name=tests.own:data", "--set", "data.clients=4"),
+        *("--set", "rounds=2", "--set", "split.levels=2", "--set", "local.epochs=1", "--out", str(tmp_path)),
+    )
+    assert (code, error) == (0, "")
+    assert "tests.own:method" in output or "scaledavg" in output
+    results = json.loads((tmp_path / "comparison.json").read_text())["results"]
+    assert len(results) == 2
+    assert len(results[1]["seeds"]) == 2
+
+
+METHOD = METHODS["heteroavg"].then(ServerAdam(lr=0.05))
+
+
+def test_a_run_left_in_the_middle_and_resumed_is_the_same(tmp_path: Path) -> None:
+    """Bit for bit, with the moments of a server optimiser."""
+    whole = incofl.run(small(), tmp_path / "whole", model=Net, data=data(), method=METHOD, progress=False)
+    with Run(small(), tmp_path / "parts", model=Net, data=data(), method=METHOD, progress=False) as run:
+        for row in run:
+            assert row["round"] == 1
+            break
+    assert json.loads((tmp_path / "parts" / "summary.json").read_text())["status"] == "interrupted"
+    run = Run(small(), tmp_path / "parts", model=Net, data=data(), method=METHOD, resume=True, progress=False)
+    assert [row["round"] for row in run] == [2, 3]  # without a with statement, too
+    assert run.result()["status"] == "done"
+    assert weights(tmp_path / "whole") == weights(tmp_path / "parts")
+    assert any(name.startswith("adam") for name in run.server.states)
+    strip = [{k: v for k, v in row.items() if k != "seconds"} for row in whole.history]
+    assert strip == [{k: v for k, v in row.items() if k != "seconds"} for row in run.rows]
+    assert torch.equal(run.model().state_dict()["head.bias"], run.server.shared["head.bias"])
+
+
+def frozen_net() -> Net:
+    """A network whose stem and first block are not trained."""
+    torch.manual_seed(0)
+    net = Net()
+    net.stem.requires_grad_(False)
+    net.blocks[0].requires_grad_(False)
+    return net
+
+
+FROZEN = {"stem.weight", "stem.bias", *(f"blocks.0.{n}.{k}" for n in ("first", "second") for k in ("weight", "bias"))}
+
+
+@pytest.mark.parametrize(
+    "engine", [{"workers": 1}, {"workers": 2}, pytest.param({"executor": "ray", "workers": 2}, marks=pytest.mark.ray)]
+)
+@pytest.mark.parametrize("method", ["heteroavg", "heteroscaffold", "heteromoon"])
+def test_frozen_layers_are_neither_trained_nor_uploaded(tmp_path: Path, engine: dict[str, Any], method: str) -> None:
+    if engine.get("executor") == "ray" and method != "heteroscaffold":
+        pytest.skip("one method is enough for Ray")
+    config = make_config(small(engine=engine, method=method), model=frozen_net, data=data())
+    federation = build(config)
+    layout = federation.model.layout
+    assert layout.frozen == FROZEN
+    with Run(config, tmp_path, progress=False) as run:
+        rows = list(run)
+        for name in layout.frozen:
+            assert torch.equal(run.server.shared[name], federation.model.initial[name])
+        assert not torch.equal(run.server.shared["head.bias"], federation.model.initial["head.bias"])
+    copies = 2 if method == "heteroscaffold" else 1
+    for row in rows:
+        slices = [federation.slice(federation.level_of(client), 0) for client in row["clients"]]
+        trained = [math.prod(s.shapes[n]) for s in slices for n in s.shapes if n in layout.parameters]
+        assert row["bytes_up"] == row["bytes_down"] == 4 * copies * sum(trained)
+    assert [cost.bytes_up for cost in federation.costs] == [
+        4 * copies * sum(math.prod(shape) for n, shape in federation.slice(level, 0).shapes.items() if n not in FROZEN)
+        for level in range(2)
+    ]
+
+
+def test_a_frozen_norm_keeps_its_statistics(tmp_path: Path) -> None:
+    class Normed(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.free = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
+            self.norm.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.free(self.norm(x)))
+
+    with Run(small(), tmp_path, model=Normed, data=data(), progress=False) as run:
+        list(run)
+        layout, shared = run.server.layout, run.server.shared
+        assert {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"} <= layout.frozen
+        assert torch.equal(shared["norm.running_mean"], torch.zeros(6))
+        assert "free.running_mean" in layout.buffers
+        assert not torch.equal(shared["free.running_mean"], torch.zeros(6))
+
+
+def test_the_default_folder_and_lines_of_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = incofl.run(small(), model=Net, data=data())
+    assert result.folder.parent == Path("runs")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "incofl: incoavg, 3 rounds"
+    assert [line.split("  ")[0] for line in lines[1:]] == ["round 1/3", "round 2/3", "round 3/3"]
+    assert RunFolder(result.folder).summary.exists()
+
+
+def test_public_names() -> None:
+    for name in incofl.__all__:
+        assert getattr(incofl, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        incofl.nothing  # noqa: B018 (the access is what is tested)
+
+
+def test_only_the_largest_take_part(tmp_path: Path) -> None:
+    config = make_config(small(method="largestonly", cohort=6), model=Net, data=data())
+    federation = build(config)
+    others: Sequence[int] = [c for c in range(6) if federation.levels[c] < 1]
+    assert federation.levels_in_use == [1]
+    rows = incofl.run(config, tmp_path, progress=False).history
+    assert all(row["clients"] == [c for c in range(6) if c not in others] for row in rows)
+    same = build(dataclasses.replace(config, method="heteroavg"))
+    assert all(torch.equal(a, b) for a, b in zip(same.partition, federation.partition, strict=True))
+    with pytest.raises(ConfigError, match="no client can hold it"):
+        build(make_config(small(method="largestonly", split={"levels": 2, "counts": [6, 0]}), model=Net, data=data()))
+
+
+def test_everybody_small_trains_the_smallest_level_of_the_split_in_use() -> None:
+    for kind in ("layer", "hetero"):
+        config = make_config(small(method="allsmall", split={"levels": 2, "kind": kind}), model=Net, data=data())
+        federation = build(config)
+        assert federation.levels_in_use == [0]
+        mixed = build(dataclasses.replace(config, method="heteroavg"))
+        assert federation.slice(0, 0).shapes == mixed.slice(0, 0).shapes
