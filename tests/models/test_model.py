@@ -90,13 +90,9 @@ def test_a_factory_for_inputs_of_several_tensors() -> None:
 def test_a_layout_of_another_module_is_refused() -> None:
     module = HeadFirst(64, 10, 3)
     layout = as_model(module, None, IMAGES).layout
-    with pytest.raises(
-        LayoutError, match=r"'head.weight' has shape \(10, 16\), but \(7, 16\) in the HeadFirst given with it"
-    ):
+    with pytest.raises(LayoutError, match=r"'head.weight' has shape \(10, 16\), but \(7, 16\) in the given HeadFirst"):
         as_model(HeadFirst(64, 7, 3), layout, IMAGES)
-    with pytest.raises(
-        LayoutError, match=r"'blocks.3.0.weight' has shape None, but \(16, 16\) in the HeadFirst given with it"
-    ):
+    with pytest.raises(LayoutError, match=r"'blocks.3.0.weight' has shape None, but \(16, 16\) in the given HeadFirst"):
         as_model(HeadFirst(64, 10, 4), layout, IMAGES)
 
 

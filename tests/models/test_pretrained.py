@@ -145,7 +145,7 @@ def test_half_precision_files(tmp_path: Path) -> None:
         ({"layer1.0.conv1.weight": None}, "lacks 'layer1.0.conv1.weight'; does it hold a smaller or another model?"),
         (
             {"layer1.0.conv3.weight": torch.ones(1)},
-            "holds 'layer1.0.conv3.weight', which the model has not; is it another model?",
+            "holds 'layer1.0.conv3.weight', which the model lacks; is it another model?",
         ),
         ({"bn1.weight": torch.ones(5)}, "'bn1.weight' has shape (5,), the model's (4,); set the model's sizes"),
         ({"bn1.weight": torch.full((4,), torch.nan)}, "holds values that are not finite"),
