@@ -109,13 +109,11 @@ def test_it_loads_and_draws(browser: Browser) -> None:
     drawn = browser.evaluate(
         """[...document.querySelectorAll(".plot")].map(plot => [plot.id, plot.data[0].type,
             Math.max(0, ...[...plot.querySelectorAll(".js-line, .point path, .points path")]
-                .map(path => path.getAttribute("d")?.length ?? 0)),
-            (Plotly.validate(plot.data, plot.layout) ?? []).map(problem => problem.msg)])"""
+                .map(path => path.getAttribute("d")?.length ?? 0))])"""
     )
     assert len(drawn) > 15
-    for name, _, longest, problems in drawn:
+    for name, _, longest in drawn:
         assert longest > 10, name
-        assert problems == [], name
     lines = browser.evaluate('document.querySelectorAll("#figure-accuracy-0 .js-line").length')
     assert lines == 4  # heteroavg, two seeds of incoavg, and their mean
     path = browser.evaluate('document.querySelector("#figure-accuracy-0 .js-line").getAttribute("d")')

@@ -1,6 +1,7 @@
 """Files in ``data.root``: how they are found, and the cached copy of a data set, ``NAME.safetensors``."""
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -54,7 +55,9 @@ def write_cache(path: Path, train: Examples, test: Examples, source: str) -> Non
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.part")
     try:
-        partial.write_bytes(save(tensors, {"source": source, "digest": _digest(tensors)}))
+        # One entry of metadata: several would be written in random order, and equal data make equal files.
+        metadata = {"incofl": json.dumps({"source": source, "digest": _digest(tensors)})}
+        partial.write_bytes(save(tensors, metadata))
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -70,8 +73,9 @@ def _open(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             keys = file.keys()
-            return {key: file.get_tensor(key) for key in keys}, file.metadata() or {}
-    except (SafetensorError, OSError) as problem:
+            metadata = json.loads((file.metadata() or {}).get("incofl", "{}"))
+            return {key: file.get_tensor(key) for key in keys}, metadata
+    except (SafetensorError, OSError, ValueError) as problem:
         raise _damaged(path, str(problem)) from None
 
 
