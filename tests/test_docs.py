@@ -56,6 +56,7 @@ def test_readme_prints_the_quickstart() -> None:
     assert python_blocks(README)[0].strip() == quickstart.partition('"""\n\n')[2].strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["inco_by_hand", "own_method", "own_model", "quickstart"])
 def test_examples_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

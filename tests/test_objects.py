@@ -276,6 +276,7 @@ def test_names_that_mean_nothing(settings: str, words: str) -> None:
     assert words in str(problem.value)
 
 
+@pytest.mark.slow
 def test_an_own_method_in_a_comparison_with_two_jobs(tmp_path: Path, incofl: Shell) -> None:
     code, output, error = incofl(
         *("compare", "--methods", "heteroavg,tests.own:method", "--seeds", "0,1", "--jobs", "2", "--quiet"),
@@ -322,13 +323,14 @@ def frozen_net() -> Net:
 FROZEN = {"stem.weight", "stem.bias", *(f"blocks.0.{n}.{k}" for n in ("first", "second") for k in ("weight", "bias"))}
 
 
-@pytest.mark.parametrize(
-    "engine", [{"workers": 1}, {"workers": 2}, pytest.param({"executor": "ray", "workers": 2}, marks=pytest.mark.ray)]
-)
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("method", ["heteroavg", "heteroscaffold", "heteromoon"])
-def test_frozen_layers_are_neither_trained_nor_uploaded(tmp_path: Path, engine: dict[str, Any], method: str) -> None:
-    if engine.get("executor") == "ray" and method != "heteroscaffold":
-        pytest.skip("one method is enough for Ray")
+def test_frozen_layers_are_neither_trained_nor_uploaded(tmp_path: Path, workers: int, method: str) -> None:
+    check_frozen(tmp_path, method, {"workers": workers})
+
+
+def check_frozen(tmp_path: Path, method: str, engine: dict[str, Any]) -> None:
+    """Frozen layers keep their bits, and neither traffic nor plan counts them."""
     config = make_config(small(engine=engine, method=method), model=frozen_net, data=data())
     federation = build(config)
     layout = federation.model.layout

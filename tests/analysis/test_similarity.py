@@ -145,6 +145,7 @@ def test_refusals(tiny_run: RecordedRun) -> None:
         similarity(tiny_run, Options(clients=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", FAMILIES)
 def test_every_family(model: str, tmp_path: Path) -> None:
     """Models of one stage are compared after every block that all sizes have."""

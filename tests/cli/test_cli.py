@@ -233,6 +233,7 @@ def test_output_without_unicode(incofl: Shell, tmp_path: Path, monkeypatch: pyte
     assert "test accuracy by level" in done.stdout.decode("ascii")
 
 
+@pytest.mark.slow
 def test_live_display_on_a_terminal(tmp_path: Path) -> None:
     """Bars with rounds, clients, accuracy and the time left; then the table."""
     import pty
@@ -256,6 +257,7 @@ def test_live_display_on_a_terminal(tmp_path: Path) -> None:
     assert "round 1/2" not in shown  # plain lines are for files and pipes
 
 
+@pytest.mark.slow
 def test_the_demo_learns(incofl: Shell, tmp_path: Path) -> None:
     """Mean accuracy over the five levels on digits under Dirichlet 0.5, after 20 of its 50 rounds."""
     code, _, _ = incofl("run", "demo", "--set", "rounds=20", "--set", "eval.every=20", "--out", tmp_path, "--quiet")

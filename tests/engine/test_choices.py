@@ -64,6 +64,7 @@ def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         build(tiny_config("engine.compile=true"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:

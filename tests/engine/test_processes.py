@@ -55,6 +55,7 @@ def test_same_bits_as_in_process(workers: int, method: str) -> None:
         executor.close()
 
 
+@pytest.mark.slow
 def test_same_run_and_resume(tmp_path: Path) -> None:
     """In one go in this process; or a part with two workers, then the rest with three."""
     incofl.run(tiny_config("rounds=4", "engine.workers=1"), tmp_path / "a")
@@ -64,6 +65,7 @@ def test_same_run_and_resume(tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_cohort() -> None:
     """Uploads go through a fixed number of slots, also when many more clients than slots take part."""
     federation = tiny_federation()
@@ -98,6 +100,7 @@ def killer() -> Iterator[threading.Event]:
     thread.join()
 
 
+@pytest.mark.slow
 def test_killed_workers_lose_nothing(killer: threading.Event) -> None:
     """Rounds end; a client is rejected only when its worker died twice; without such a one the bits are the same."""
     federation = tiny_federation("local.epochs=5")
@@ -128,6 +131,7 @@ class Deadly(ClientRule):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_client_that_kills_its_worker_twice_is_given_up() -> None:
     federation = tiny_federation("method=heteroavg")
     federation = dataclasses.replace(federation, method=dataclasses.replace(federation.method, client=Deadly()))
@@ -218,6 +222,7 @@ def test_a_method_that_workers_cannot_import_is_an_error(monkeypatch: pytest.Mon
         train_two_clients(rule())
 
 
+@pytest.mark.slow
 def test_dropout_draws_the_same_numbers_everywhere(tmp_path: Path) -> None:
     """In this process and in two workers, whatever was drawn before; and nothing is drawn from outside."""
     config = tiny_config("model.name=tests.own_models:encoder", "method=heteroavg", "data.limit=150")

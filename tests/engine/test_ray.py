@@ -32,9 +32,11 @@ from incofl.task import Score
 from incofl.tensors import Tensors
 from tests.federations import tiny_config, tiny_federation
 from tests.shell import Shell
+from tests.test_objects import check_frozen
 
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.slow,
     pytest.mark.xdist_group("ray"),  # starts once, and not once per process of the suite
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -221,3 +223,7 @@ def test_a_run_on_an_existing_cluster(cluster: Connection, tmp_path: Path) -> No
     first, second = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in "ab")
     assert re.sub(rb'"seconds": [\d.]+', b"", first) == re.sub(rb'"seconds": [\d.]+', b"", second)
     assert cluster.cores == 4
+
+
+def test_frozen_layers_are_neither_trained_nor_uploaded(tmp_path: Path) -> None:
+    check_frozen(tmp_path, "heteroscaffold", {"executor": "ray", "workers": 2})

@@ -183,6 +183,7 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) -> 
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_sigkill_at_several_moments(tmp_path: Path) -> None:
     """A real process, killed without warning again and again; the final weights equal those of an undisturbed run."""
     subprocess.run(
@@ -204,6 +205,7 @@ def test_sigkill_at_several_moments(tmp_path: Path) -> None:
     assert comparable(folder) == comparable(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1)])
 def test_ctrl_c_ends_cleanly_and_can_be_resumed(tmp_path: Path, number: signal.Signals, workers: int) -> None:
     """A terminal sends Ctrl-C to the whole process group, worker processes included."""

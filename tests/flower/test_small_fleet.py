@@ -14,6 +14,7 @@ from tests.flower.fleets import comparable, final_state
 pytestmark = pytest.mark.xdist_group("ray")  # not beside others that start many processes
 
 
+@pytest.mark.slow
 def test_two_nodes_give_the_bits_of_the_engine_and_a_report(tmp_path: Path) -> None:
     write_app(tmp_path / "app", clients=2, more="split.levels = 2\n")
     with Deployment(tmp_path, nodes=2) as fleet:

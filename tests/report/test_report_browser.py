@@ -12,7 +12,7 @@ from incofl.report.page import write_report
 from tests.browser import CHROMIUM, Browser
 from tests.federations import tiny_config
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")]
 
 DRAWN = "document.documentElement.dataset.drawn"
 SCHEME = "document.getElementById('scheme').textContent"  # the one that the button offers
