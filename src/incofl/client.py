@@ -71,8 +71,9 @@ class LocalSettings(Schedule):
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """A new optimiser for every turn: clients keep no optimiser state between rounds."""
         if self.optimizer == "sgd":
-            momentum = {"momentum": self.momentum, "nesterov": self.nesterov}
-            return torch.optim.SGD(parameters, lr=self.lr, **momentum, weight_decay=self.weight_decay, fused=True)  # type: ignore[arg-type]
+            return torch.optim.SGD(
+                parameters, self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov, fused=True
+            )
         if self.optimizer in ("adam", "adamw"):
             kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
             return kind(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=True)

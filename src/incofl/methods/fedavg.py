@@ -21,9 +21,7 @@ narrowest model of width splitting (``split.kind = "hetero"``), which is no memb
 from incofl.method import Method, ServerRule
 
 fedavg = Method("fedavg", server=ServerRule(separate=True))
-heteroavg = Method(
-    "heteroavg",
-)
+heteroavg = Method("heteroavg")
 allsmall = Method("allsmall", level="smallest")
 alllarge = Method("alllarge", level="largest")
 largestonly = Method("largestonly", level="largest-only")
