@@ -36,10 +36,6 @@ class Memories(Protocol):
         """A function that is called with every accepted upload of a round."""
         ...
 
-    def save(self) -> None:
-        """Called before the checkpoint is written."""
-        ...
-
     def saved(self) -> None:
         """Called when the checkpoint is on disk."""
         ...

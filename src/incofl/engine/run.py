@@ -229,7 +229,6 @@ class Run:
         row |= self._backend.observed() | {"seconds": round(time.perf_counter() - start, 3)}
         with trace.span("records, checkpoint"):
             self.folder.append(row)
-            store.save()
             if config.record.keeps(server.round):
                 save_checkpoint(self.folder.snapshot(server.round), server, self._identity)
             save_checkpoint(self.folder.checkpoint, server, self._identity, store.manifest)

@@ -40,9 +40,6 @@ class MemoryLedger:
 
         return keep
 
-    def save(self) -> None:
-        """Does nothing: it is in the checkpoint."""
-
     def saved(self) -> None:
         """Does nothing: there is nothing to delete."""
 
