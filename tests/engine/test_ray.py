@@ -21,12 +21,12 @@ import incofl
 from incofl.client import ClientRule, Local, Upload
 from incofl.engine.executor import Executor, InProcess, Lost, make_store
 from incofl.engine.federation import Federation, Job
+from incofl.engine.pool import Task
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.ray_actors import RayActors
 from incofl.engine.ray_cluster import Connection
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.store import ClientStore
-from incofl.engine.pool import Task
 from incofl.server import Server
 from incofl.task import Score
 from incofl.tensors import Tensors

@@ -15,7 +15,7 @@ COSTS = [Cost(level, (level + 1,), 1.0, 10 * (level + 1), 10, 5, 5, 100 * (level
 
 
 def make(path: Path, patience: int = 2) -> Fleet:
-    return Fleet(path / "nodes.json", COSTS, ClientLevels((2, 2, 2)), patience)
+    return Fleet(path / "nodes.json", COSTS, ClientLevels.grouped((2, 2, 2)), patience)
 
 
 def test_the_largest_model_that_fits(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_the_largest_model_that_fits(tmp_path: Path) -> None:
     assert fleet.welcome(71, Answer(client=1, limits={"memory": 300, "bandwidth": 10})).level == 2
     assert fleet.welcome(72, Answer(client=2, level=0)).level == 0
     assert fleet.welcome(73, Answer(client=5)).level == 2  # as the config has it
-    assert fleet.levels.levels == (1, 2, 0, 1, 2, 2)
+    assert [fleet.levels[client] for client in range(6)] == [1, 2, 0, 1, 2, 2]
     assert fleet.levels.counts == (1, 2, 3)
     for answer, reason in (
         (Answer(client=3, limits={"memory": 99}), "no level fits; the smallest .* needs memory 100 B, has 99 B"),

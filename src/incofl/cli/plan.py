@@ -94,7 +94,7 @@ def make_plan(config: str | None, overrides: list[str], devices: Path | None, ig
     from incofl.config import load_config
     from incofl.costs import assign, costs, load_devices
     from incofl.engine.build import build_method, build_model, build_splitter, client_levels, split_kind
-    from incofl.engine.federation import ClientLevels, clients_by_level
+    from incofl.engine.federation import clients_by_level
 
     fleet = load_devices(devices) if devices is not None else []
     if fleet:
@@ -109,11 +109,11 @@ def make_plan(config: str | None, overrides: list[str], devices: Path | None, ig
     model, method = build_model(resolved), build_method(resolved)
     levels = costs(model, build_splitter(resolved, model), resolved.local, method)
     by_class = [
-        ClientLevels(tuple(device.count * (level == fitting) for level in range(len(levels))))
+        [device.count * (level == fitting) for level in range(len(levels))]
         for device, fitting in zip(fleet, assign(fleet, levels), strict=True)
     ]
     if fleet:
-        counts = [sum(own) for own in zip(*(levels_.counts for levels_ in by_class), strict=True)]
+        counts = [sum(own) for own in zip(*by_class, strict=True)]
         resolved = load_config(config, [*overrides, f"split.counts={counts}"])
     trained = []
     for device, own in zip(fleet, by_class, strict=True):
@@ -126,5 +126,5 @@ def make_plan(config: str | None, overrides: list[str], devices: Path | None, ig
             )
         trained.append((device, level))
     kind = split_kind(resolved, model.layout)
-    clients = clients_by_level(method, client_levels(resolved, len(levels)))
+    clients = clients_by_level(method, client_levels(resolved, len(levels)).counts)
     return Plan(resolved, kind, levels, clients, trained, model.layout.kept_whole if kind == "hetero" else {})

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -120,11 +119,10 @@ def client_levels(config: Config, num_levels: int) -> ClientLevels:
     """The level of each client: contiguous groups, the smallest first; equal unless ``split.counts`` says otherwise."""
     clients, counts = config.num_clients, config.split.counts
     if counts is None:
-        firsts = [-(-level * clients // num_levels) for level in range(num_levels + 1)]
-        return ClientLevels(tuple(after - first for first, after in itertools.pairwise(firsts)))
+        return ClientLevels(np.arange(clients) * num_levels // clients, num_levels)
     if len(counts) != num_levels:
         raise ConfigError(f"split.counts: got {len(counts)} numbers, expected {num_levels}, one per level")
-    return ClientLevels(counts)
+    return ClientLevels.grouped(counts)
 
 
 def check_device(name: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from incofl.client import Upload
 from incofl.engine.federation import Federation, Job
@@ -16,6 +16,8 @@ from incofl.engine.worker import EVAL_CHUNK, AnyJob, EvalJob, MeasureJob, Worker
 from incofl.server import Server
 from incofl.task import Score
 from incofl.tensors import Tensors, clone
+
+J = TypeVar("J", bound=AnyJob)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class LocalExecutor(ABC):
         self._store = store or make_store(federation)
 
     @abstractmethod
-    def _compute(self, server: Server, jobs: Sequence[AnyJob]) -> Iterator[list[tuple[AnyJob, Any]]]:
+    def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
         """The jobs in their order with what comes of each, or ``Died``; grouped as they become ready."""
 
     @abstractmethod
@@ -90,7 +92,7 @@ class LocalExecutor(ABC):
             self._federation.current_slice(job.level, server).write(measured, full[job.level])
         return full
 
-    def _all(self, server: Server, jobs: Sequence[AnyJob]) -> Iterator[tuple[AnyJob, Any]]:
+    def _all(self, server: Server, jobs: Sequence[J]) -> Iterator[tuple[J, Any]]:
         """Every job has a result: what kills workers is tried here last."""
         for finished in self._compute(server, jobs):
             for job, made in finished:
@@ -106,7 +108,10 @@ class LocalExecutor(ABC):
 class InProcess(LocalExecutor):
     """Computes one job after the other in this process, when its result is asked for."""
 
-    def _compute(self, server: Server, jobs: Sequence[AnyJob]) -> Iterator[list[tuple[AnyJob, Any]]]:
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
+        return ([made for _, made in finished] for finished in self._compute(server, jobs))
+
+    def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
         for job in jobs:
             with self._trace.span(str(job), "worker 1"):
                 made = self._worker.do(server, job, self._recall(job))

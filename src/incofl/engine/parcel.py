@@ -7,6 +7,7 @@ import os
 import pickle
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,6 +107,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no types
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, pickled: bytes, view: Any) -> None:
+    def __init__(self, pickled: bytes, view: Callable[[Place], Tensor]) -> None:
         super().__init__(io.BytesIO(pickled))
-        self.persistent_load = view
+        self._view = view
+
+    def persistent_load(self, place: Place) -> Tensor:
+        return self._view(place)

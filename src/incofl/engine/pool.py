@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from incofl.client import Upload
-from incofl.engine.executor import Died, LocalExecutor
+from incofl.engine.executor import Died, J, LocalExecutor
 from incofl.engine.federation import Federation, Job
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
@@ -50,7 +50,7 @@ class Reply:
 
 
 class WorkerLoop:
-    """Does the jobs of a worker; ``setup`` comes from ``Pool._setup``, and what is published from ``Pool._published``."""
+    """Does the jobs of a worker, from what ``Pool._prepare`` and ``Pool._publish`` were given."""
 
     def __init__(self, setup: tuple[Federation, torch.dtype]) -> None:
         self._federation, default = setup
@@ -119,7 +119,7 @@ class Pool(LocalExecutor, Generic[_Handle]):
             RuntimeError: if the task itself failed, with its traceback.
         """
 
-    def _compute(self, server: Server, jobs: Sequence[AnyJob]) -> Iterator[list[tuple[AnyJob, Any]]]:
+    def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
         """Hands out the jobs in their order, longest first, and yields the outcomes in the same order."""
         frozen = server.layout.frozen
         if not self._pool:
@@ -143,7 +143,7 @@ class Pool(LocalExecutor, Generic[_Handle]):
                 first += 1
             # The consumer leaves the cores to the workers, and has them all to itself after the last job.
             with one_thread() if any(worker.task for worker in self._pool) else contextlib.nullcontext():
-                yield [(task.job, made) for task, made in finished]
+                yield [(jobs[task.number], made) for task, made in finished]
             self._free_slots.extend(task.slot for task, _ in finished)
 
     def _hand_out(self, waiting: deque[int], jobs: Sequence[AnyJob], tries: list[int]) -> None:

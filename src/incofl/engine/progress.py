@@ -27,32 +27,24 @@ class Progress(Protocol):
 class Silent:
     """Ignores all events."""
 
-    def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
-        """Ignored."""
+    def started(self, config: Config, federation: Federation, rows: list[Row]) -> None: ...
 
-    def uploaded(self, client: int) -> None:
-        """Ignored."""
+    def uploaded(self, client: int) -> None: ...
 
-    def finished_round(self, row: Row) -> None:
-        """Ignored."""
+    def finished_round(self, row: Row) -> None: ...
 
 
 class Lines(Silent):
     """Prints a line for every round on standard error: the default in scripts and notebooks."""
 
     def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
-        """Remembers what the lines need."""
         self._rounds, self._metric = config.rounds, federation.task.first
         done = f", {len(rows)} of them finished earlier" if rows else ""
         print(f"incofl: {federation.method.name}, {config.rounds} rounds{done}", file=sys.stderr)
 
     def finished_round(self, row: Row) -> None:
-        """Prints the round's loss, metric and time."""
         loss = "" if row["loss"] is None else f"  loss {row['loss']:.4g}"
         metric = "" if row["accuracy"] is None else f"  {self._metric} {row['accuracy']:.4g}"
         rejected = f"  {len(row['rejected'])} rejected" if row["rejected"] else ""
-        print(
-            f"round {row['round']}/{self._rounds}{loss}{metric}{rejected}  {row['seconds']:.1f} s",
-            file=sys.stderr,
-            flush=True,
-        )
+        line = f"round {row['round']}/{self._rounds}{loss}{metric}{rejected}  {row['seconds']:.1f} s"
+        print(line, file=sys.stderr, flush=True)

@@ -34,29 +34,15 @@ AnyConfig = Config | Mapping[str, Any] | str | Path | None
 AnyModel = Any  # a factory, an nn.Module, a pair of module and Layout, or a name
 
 
-class Result(Mapping[str, Any]):
-    """The result of a run: a mapping with the keys of ``summary.json``.
+class Result(dict[str, Any]):
+    """The result of a run: the keys and values of ``summary.json``.
 
-    Attributes:
-        history: the rows of ``metrics.jsonl``, one for each round.
-        folder: the run folder.
+    ``history`` has the rows of ``metrics.jsonl``, one for each round, and ``folder`` is the run folder.
     """
 
-    def __init__(self, summary: Mapping[str, Any], history: list[Row], folder: Path, run: "Run") -> None:
-        self._summary, self._run = dict(summary), run
-        self.history, self.folder = history, folder
-
-    def __getitem__(self, key: str) -> Any:
-        return self._summary[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._summary)
-
-    def __len__(self) -> int:
-        return len(self._summary)
-
-    def __repr__(self) -> str:
-        return f"Result({self._summary})"
+    def __init__(self, summary: Mapping[str, Any], run: "Run") -> None:
+        super().__init__(summary)
+        self.history, self.folder, self._run = run.rows, run.folder.path, run
 
     def model(self, level: int = -1) -> nn.Module:
         """The trained module of a level, ready for evaluation; -1 is the largest."""
@@ -281,7 +267,7 @@ class Run:
 
     def result(self) -> Result:
         """The result so far; complete when the run is closed."""
-        return Result(self._summary, self.rows, self.folder.path, self)
+        return Result(self._summary, self)
 
 
 def _as_config(config: AnyConfig, **objects: Any) -> Config:

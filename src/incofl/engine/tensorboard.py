@@ -35,14 +35,12 @@ class TensorBoard:
             self.add(row)
 
     def add(self, row: Row) -> None:
-        """A finished round."""
         if self._writer is not None:
             for tag, value in scalars(row, self._levels):
                 self._writer.add_scalar(tag, value, row["round"])
             self._writer.flush()
 
     def close(self) -> None:
-        """Ends the file."""
         if self._writer is not None:
             self._writer.close()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from incofl.costs import Cost, DeviceClass, assign
 from incofl.engine.checkpoint import write_json
-from incofl.engine.federation import ClientLevels, ListedLevels
+from incofl.engine.federation import ClientLevels
 from incofl.errors import ConfigError, RunError
 from incofl.flower.protocol import Answer
 
@@ -39,7 +39,7 @@ class Node:
 class Fleet:
     """All nodes of a run, by client."""
 
-    def __init__(self, path: Path, costs: Sequence[Cost], defaults: ClientLevels | ListedLevels, patience: int) -> None:
+    def __init__(self, path: Path, costs: Sequence[Cost], defaults: ClientLevels, patience: int) -> None:
         self._path, self._costs, self._defaults, self._patience = path, list(costs), defaults, patience
         self.nodes: dict[int, Node] = {}
         self.refused: dict[int, str] = {}
@@ -154,8 +154,8 @@ class Fleet:
         return True
 
     @property
-    def levels(self) -> ListedLevels:
+    def levels(self) -> ClientLevels:
         """The level of each client: of those that have not been seen, what the config says."""
         everybody = range(len(self._defaults))
         levels = [self.nodes[c].level if c in self.nodes else self._defaults[c] for c in everybody]
-        return ListedLevels(tuple(levels), len(self._costs))
+        return ClientLevels(levels, len(self._costs))

@@ -33,7 +33,7 @@ class Sizes:
         """Computes the costs; needs no data files."""
         model, method = build_model(config), build_method(config)
         found = costs(model, build_splitter(config, model), config.local, method)
-        return cls(found, clients_by_level(method, client_levels(config, len(found))))
+        return cls(found, clients_by_level(method, client_levels(config, len(found)).counts))
 
     def level_of(self, client: int) -> int:
         """Returns the level that a client trains: the first clients are the smallest."""
