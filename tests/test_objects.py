@@ -14,8 +14,11 @@ from torch.nn import functional
 
 import incofl
 from incofl import METHODS, Data, InCo, Run, ServerAdam, Task
+from incofl.client import Upload
 from incofl.config import load_config, make_config
 from incofl.engine.build import build
+from incofl.engine.executor import InProcess
+from incofl.engine.processes import WorkerProcesses
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, DataError, IncoflError
 from tests.own import LanguageModel, Net, Segmenter, TwoInputs, points
@@ -349,6 +352,20 @@ def check_frozen(tmp_path: Path, method: str, engine: dict[str, Any]) -> None:
         4 * copies * sum(math.prod(shape) for n, shape in federation.slice(level, 0).shapes.items() if n not in FROZEN)
         for level in range(2)
     ]
+
+
+def test_workers_freeze_what_the_server_has() -> None:
+    """A resumed run builds its model without pretrained weights: these are in the checkpoint alone."""
+    federation = build(make_config(small(), model=frozen_net, data=data()))
+    server, jobs = federation.start(), federation.schedule(0, 2)
+    server = dataclasses.replace(server, shared={name: value + 1 for name, value in server.shared.items()})
+    executor = WorkerProcesses(federation, 1)
+    try:
+        made = [upload for group in executor.train(server, jobs) for upload in group if isinstance(upload, Upload)]
+        losses = [upload.loss for group in InProcess(federation).train(server, jobs) for upload in group]
+        assert [upload.loss for upload in made] == losses
+    finally:
+        executor.close()
 
 
 def test_a_frozen_norm_keeps_its_statistics(tmp_path: Path) -> None:

@@ -52,10 +52,9 @@ def build_model(config: Config, parts: Parts | None = None) -> Model:
 
 def split_kind(config: Config, layout: Layout) -> Kind:
     """How the model is split; one that the table does not know, as its layout suggests."""
-    kind = config.split.kind
-    if kind == "auto":
-        return "layer" if len(layout.stages) == 1 else "stage"
-    return kind
+    if config.split.kind != "auto":
+        return config.split.kind
+    return "layer" if len(layout.stages) == 1 else "stage"
 
 
 def build_splitter(config: Config, model: Model, method: Method | None = None) -> Splitter:
@@ -125,21 +124,17 @@ def client_levels(config: Config, num_levels: int) -> ClientLevels:
     return ClientLevels.grouped(counts)
 
 
-def check_device(name: str) -> None:
-    """Refuses a torch device that cannot compute here."""
+def check_machine(config: Config) -> None:
+    """Refuses a torch device that cannot compute here, and ``engine.compile`` where there is no C++ compiler."""
+    device, compilers = config.engine.device, [os.environ.get("CXX"), "g++", "clang++"]
     try:
-        float(torch.zeros((), device=name))
+        float(torch.zeros((), device=device))
     except (RuntimeError, AssertionError, ValueError) as problem:
         reason = str(problem).partition("\n")[0]
         raise ConfigError(
-            f"engine.device: got {name!r}, expected a device of this machine such as cpu ({reason})"
+            f"engine.device: got {device!r}, expected a device of this machine such as cpu ({reason})"
         ) from None
-
-
-def check_compiler(config: Config) -> None:
-    """Refuses ``engine.compile`` where torch.compile would fail because there is no C++ compiler."""
-    names = [os.environ.get("CXX"), "g++", "clang++"]
-    if config.engine.compile and not any(shutil.which(name) for name in names if name):
+    if config.engine.compile and not any(shutil.which(name) for name in compilers if name):
         raise ConfigError(
             "engine.compile: got true, expected a C++ compiler on this machine: install g++ or leave it out"
         )
@@ -151,8 +146,7 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
     A ``partition`` that was saved with an earlier part of the run is used as it is. For a run that has ``begun``,
     pretrained weights are not looked for: its checkpoint takes their place.
     """
-    check_device(config.engine.device)
-    check_compiler(config)
+    check_machine(config)
     parts = find_parts(config)
     model = build_model(config, parts)
     if config.model.pretrained is not None and not begun:

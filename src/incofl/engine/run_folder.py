@@ -44,17 +44,11 @@ class RunFolder:
     """Paths and records of one run."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config = path / "config.toml"
-        self.environment = path / "environment.json"
-        self.partition = path / "partition.json"
-        self.metrics = path / "metrics.jsonl"
-        self.summary = path / "summary.json"
-        self.trace = path / "trace.json"
-        self.tensorboard = path / "tensorboard"
-        self.nodes = path / "nodes.json"
-        self.checkpoint = path / "checkpoint" / "state.safetensors"
-        self.memories = path / "checkpoint" / "clients"
+        self.path, self.tensorboard = path, path / "tensorboard"
+        self.config, self.metrics, self.summary = path / "config.toml", path / "metrics.jsonl", path / "summary.json"
+        self.environment, self.partition = path / "environment.json", path / "partition.json"
+        self.trace, self.nodes = path / "trace.json", path / "nodes.json"
+        self.checkpoint, self.memories = path / "checkpoint" / "state.safetensors", path / "checkpoint" / "clients"
 
     def snapshot(self, round: int) -> Path:
         """The state after some earlier round, with ``record``."""
@@ -62,10 +56,8 @@ class RunFolder:
 
     def snapshots(self) -> dict[int, Path]:
         """The states that were kept, by round."""
-        found = {
-            int(path.stem.removeprefix("round-")): path for path in self.snapshot(0).parent.glob("round-*.safetensors")
-        }
-        return dict(sorted(found.items()))
+        paths = sorted(self.snapshot(0).parent.glob("round-*.safetensors"))
+        return {int(path.stem.removeprefix("round-")): path for path in paths}
 
     def check(self, config: Config, resume: bool) -> None:
         """Refuses a folder in which this run must not be started or continued."""
@@ -110,12 +102,11 @@ class RunFolder:
 
     def save_environment(self) -> None:
         """What the rounds are computed with; a resumption is added to what is known of the rounds before it."""
-        path, now = self.environment, environment()
-        if path.exists():
-            known = json.loads(path.read_text())
-            write_json(path, known | {"resumed": [*known.get("resumed", []), now]})
-        else:
-            write_json(path, now)
+        now = environment()
+        if self.environment.exists():
+            known = json.loads(self.environment.read_text())
+            now = known | {"resumed": [*known.get("resumed", []), now]}
+        write_json(self.environment, now)
 
     def save_partition(self, partition: Sequence[Tensor]) -> None:
         """Saved before the first round; a resumed run reads it."""

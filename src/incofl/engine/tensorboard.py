@@ -11,9 +11,8 @@ from incofl.errors import ConfigError
 def check_tensorboard() -> None:
     """Refuses to start what could not be written."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError(
-            "record.tensorboard: got true, expected the package tensorboard; pip install 'incofl[tensorboard]'"
-        )
+        want = "expected the package tensorboard; pip install 'incofl[tensorboard]'"
+        raise ConfigError(f"record.tensorboard: got true, {want}")
 
 
 class TensorBoard:
