@@ -229,6 +229,8 @@ def test_own_task_from_a_mean(tmp_path: Path) -> None:
     assert result["metric"] == "error"
     with Run(small(), tmp_path, model=Net, data=data(), task=task, resume=True, progress=False) as run:
         assert run.evaluate(1)["error"] == pytest.approx(result["accuracy_by_level"][1])
+        with pytest.raises(ConfigError, match="level: got 7, expected 0 to 1"):
+            run.evaluate(7)
         assert run.evaluate(data=points(9, 5))["error"] in [pytest.approx(wrong / 9) for wrong in range(10)]
 
 

@@ -17,7 +17,7 @@ from incofl.data import Data, as_examples
 from incofl.engine.backend import Backend, LocalBackend
 from incofl.engine.checkpoint import Identity, checkpoint_round, load_checkpoint, save_checkpoint, write_json
 from incofl.engine.executor import Executor
-from incofl.engine.load import trained_module
+from incofl.engine.load import level_number, trained_module
 from incofl.engine.memory import keep_freed_memory
 from incofl.engine.progress import Lines, Progress, Silent
 from incofl.engine.round import RoundStats, run_round
@@ -256,10 +256,9 @@ class Run:
         """All metrics of a level's sub-model on the test set, or on other data in a form that ``Data`` takes."""
         federation = self.federation
         examples = federation.data.test if data is None else as_examples(data, "data")
-        level %= len(federation.splitter.depths)
-        round = max(self.server.round - 1, 0)
+        level = level_number(level, federation.splitter)
         state = federation.current_slice(level, self.server).look(self.server.state(level))
-        return federation.task.values(Worker(federation).score(level, round, state, examples))
+        return federation.task.values(Worker(federation).score(level, max(self.server.round - 1, 0), state, examples))
 
     def model(self, level: int = -1) -> nn.Module:
         """The module of a level as it is now, ready for evaluation; -1 is the largest."""
