@@ -2,12 +2,14 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
+from torch.utils.data import default_collate
 
 from incofl.errors import DataError
 from incofl.inputs import Inputs, map_inputs, num_examples
@@ -17,17 +19,11 @@ TARGETS = ("label", "labels", "target", "targets", "y")  # columns of named data
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples with their targets.
+    """Examples with their targets; the first dimension of every tensor counts examples."""
 
-    Attributes:
-        x: what the model is called with: a tensor, a tuple or a dict of tensors; the first dimension counts examples.
-        y: the targets, of any shape: a class or a number per example, one per position, or several.
-        groups: for each example the number of the person or device that made it, where that is known.
-    """
-
-    x: Any
-    y: Tensor
-    groups: Tensor | None = None
+    x: Any  # what the model is called with: a tensor, a tuple or a dict of tensors
+    y: Tensor  # the targets, of any shape: a class or a number per example, one per position, or several
+    groups: Tensor | None = None  # for each example the number of the person or device that made it, if known
 
     def __len__(self) -> int:
         return len(self.y)
@@ -39,10 +35,9 @@ class Examples:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of inputs and targets by names of their own."""
-        named = (
-            self.x if isinstance(self.x, dict) else dict(enumerate(self.x if isinstance(self.x, tuple) else [self.x]))
-        )
-        return {f"x.{name}": value for name, value in named.items()} | {"y": self.y}
+        x = self.x
+        named = x.items() if isinstance(x, dict) else enumerate(x if isinstance(x, tuple) else [x])
+        return {f"x.{name}": value for name, value in named} | {"y": self.y}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Examples":
         """Examples of the same structure with other tensors, named as ``tensors`` does."""
@@ -67,11 +62,9 @@ class AsStored:
     """Bytes become numbers from 0 to 1, other numbers stay what they are, in torch's default type."""
 
     def test(self, x: Inputs) -> Inputs:
-        """A batch as it is evaluated."""
         return map_inputs(_as_number, x)
 
     def train(self, x: Inputs, generator: Generator) -> Inputs:
-        """A batch for training."""
         return self.test(x)
 
 
@@ -104,41 +97,35 @@ class Data:
 
     train: Any
     test: Any = None
-    classes: int | None = field(default=None, kw_only=True)
-    clients: Any = field(default=None, kw_only=True)
-    pipeline: Pipeline = field(default_factory=AsStored, kw_only=True)
-    name: str = field(default="own", kw_only=True)
-    vocabulary: int = field(default=0, kw_only=True)
-    sequence: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    classes: int | None = None
+    clients: Any = None
+    pipeline: Pipeline = field(default_factory=AsStored)
+    name: str = "own"
+    vocabulary: int = 0
+    sequence: bool = False
 
     def __post_init__(self) -> None:
-        clients = self.clients
-        if isinstance(clients, str):
-            train, clients = _without_column(self.train, clients)
-            object.__setattr__(self, "train", train)
-            object.__setattr__(self, "test", None if self.test is None else _without_column(self.test, self.clients)[0])
-        train = as_examples(self.train, "train")
-        test = train.pick(slice(0, 0)) if self.test is None else as_examples(self.test, "test")
+        classes, clients = self.classes, self.clients
+        column = clients if isinstance(clients, str) else None
+        if column is not None:
+            if column not in getattr(self.train, "column_names", ()):
+                raise DataError(f"clients: got {column!r}, expected a column of a Hugging Face dataset")
+            clients = list(self.train[column])
+        train = as_examples(self.train, "train", ignored=column)
+        test = train.pick(slice(0, 0)) if self.test is None else as_examples(self.test, "test", ignored=column)
         if clients is not None:
             train, clients = _natural_clients(train, clients)
-        if self.classes is None and not train.y.is_floating_point() and len(train):
-            object.__setattr__(self, "classes", int(train.y.max()) + 1)
+        if classes is None and len(train) and not train.y.is_floating_point():
+            classes = int(train.y.max()) + 1
         for what, part in (("train", train), ("test", test)):
-            _check_structure(what, part, train)
-            known = self.classes is not None and len(part) and not part.y.is_floating_point()
-            if known and int(part.y.max()) >= (self.classes or 0):
-                raise DataError(f"{what}: a target is {int(part.y.max())}, expected classes below {self.classes}")
-        object.__setattr__(self, "train", train)
-        object.__setattr__(self, "test", test)
-        object.__setattr__(self, "clients", clients)
+            _check(what, part, train, classes)
+        vars(self).update(train=train, test=test, classes=classes, clients=clients)  # it is frozen from here on
 
     @property
     def shape(self) -> Any:
         """The shape of one example as the model gets it; of a tuple or dict of inputs, that of each."""
-        shapes = {name: tuple(value.shape[1:]) for name, value in self.train.tensors().items() if name != "y"}
-        if isinstance(self.train.x, Tensor):
-            return shapes["x.0"]
-        return {name.removeprefix("x."): shape for name, shape in shapes.items()}
+        return map_inputs(lambda tensor: tuple(tensor.shape[1:]), self.train.x)
 
     @property
     def natural_clients(self) -> int | None:
@@ -161,112 +148,96 @@ class Data:
         return digest.hexdigest()
 
 
-def as_examples(given: Any, what: str) -> Examples:
-    """Examples from any of the forms that ``Data`` takes."""
+def as_examples(given: Any, what: str, ignored: str | None = None) -> Examples:
+    """Examples from any of the forms that ``Data`` takes; the column ``ignored`` is not an input."""
     if isinstance(given, Examples):
         return given
-    if hasattr(given, "column_names") and hasattr(given, "with_format"):  # a Hugging Face dataset
-        given = _from_columns({name: _column(given, name, what) for name in given.column_names}, what)
-    elif not isinstance(given, tuple | list) and hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-        given = _collated([given[at] for at in range(len(given))], what)
-    elif isinstance(given, Iterator) or (not isinstance(given, tuple | list) and hasattr(given, "__iter__")):
-        given = _joined(list(given), what)  # batches, such as those of a DataLoader
+    if not isinstance(given, tuple | list):
+        if hasattr(given, "column_names") and hasattr(given, "with_format"):
+            given = _from_columns(given, ignored, what)
+        elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+            given = _stacked([given[at] for at in range(len(given))], what)
+        elif hasattr(given, "__iter__"):
+            return _joined([as_examples(batch, what) for batch in given], what)
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{what}: got {type(given).__name__}, expected a pair (inputs, targets)")
     inputs, targets = given
     if isinstance(inputs, Mapping):
-        x: Inputs = {str(name): as_tensor(value, f"{what} input {name!r}") for name, value in inputs.items()}
+        x: Inputs = {str(name): _as_tensor(value, f"{what} input {name!r}") for name, value in inputs.items()}
     elif isinstance(inputs, tuple):
-        x = tuple(as_tensor(value, f"{what} input {at}") for at, value in enumerate(inputs))
+        x = tuple(_as_tensor(value, f"{what} input {at}") for at, value in enumerate(inputs))
     else:
-        x = as_tensor(inputs, f"{what} inputs")
-    y = as_tensor(targets, f"{what} targets")
+        x = _as_tensor(inputs, f"{what} inputs")
+    y = _as_tensor(targets, f"{what} targets")
     if num_examples(x) != len(y):
         raise DataError(f"{what}: got {num_examples(x)} inputs and {len(y)} targets, expected as many of each")
     return Examples(x, y if y.is_floating_point() else y.long())
 
 
-def as_tensor(value: Any, what: str) -> Tensor:
-    """A tensor of numbers from a tensor, an array or nested lists; float64 becomes torch's default type."""
+@contextmanager
+def _making_tensors(what: str) -> Iterator[None]:
     try:
-        tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+        yield
     except (TypeError, ValueError, RuntimeError) as problem:
-        reason = str(problem).partition("\n")[0]
-        raise DataError(
-            f"{what}: cannot become one tensor ({reason}); expected numbers of one shape: pad or resize them first"
-        ) from None
+        reason, hint = str(problem).partition("\n")[0], "tokenise, pad or resize them first, or leave them out"
+        raise DataError(f"{what}: cannot become tensors ({reason}); expected numbers of one shape: {hint}") from None
+
+
+def _as_tensor(value: Any, what: str) -> Tensor:
+    """A tensor of numbers from a tensor, an array or nested lists; float64 becomes torch's default type."""
+    with _making_tensors(what):
+        tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
     return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
 
 
-def _collated(items: list[Any], what: str) -> Any:
-    try:
-        return torch.utils.data.default_collate(items)
-    except (TypeError, RuntimeError) as problem:
-        reason = str(problem).partition("\n")[0]
-        raise DataError(
-            f"{what}: its items cannot be stacked ({reason}); expected pairs (inputs, target) of tensors of one shape"
-        ) from None
+def _stacked(items: Any, what: str) -> Any:
+    with _making_tensors(what):
+        return items if isinstance(items, Tensor) else default_collate(list(items))
 
 
-def _joined(batches: list[Any], what: str) -> Any:
-    parts = [as_examples(batch, what) for batch in batches]
-    if not parts:
+def _joined(batches: Sequence[Examples], what: str) -> Examples:
+    """Joins batches, such as those of a ``DataLoader``."""
+    if not batches:
         raise DataError(f"{what}: got no batches, expected some")
-    tensors = [part.tensors() for part in parts]
-    joined = parts[0].with_tensors({name: torch.cat([t[name] for t in tensors]) for name in tensors[0]})
-    return joined.x, joined.y
+    tensors = [batch.tensors() for batch in batches]
+    return batches[0].with_tensors({name: torch.cat([each[name] for each in tensors]) for name in tensors[0]})
 
 
-def _column(dataset: Any, name: str, what: str) -> Any:
-    values = dataset.with_format("torch")[name]
-    try:
-        values = values[:]
-        return values if isinstance(values, Tensor) else torch.stack(list(values))
-    except (TypeError, RuntimeError):
-        raise DataError(
-            f"{what}: column {name!r} cannot become one tensor; expected numbers of one shape: tokenise, pad or resize "
-            "them first, or drop it with remove_columns"
-        ) from None
-
-
-def _from_columns(columns: dict[str, Any], what: str) -> tuple[Any, Any]:
-    target = next((name for name in TARGETS if name in columns), None)
+def _from_columns(dataset: Any, ignored: str | None, what: str) -> tuple[Any, Any]:
+    """Inputs and targets of a Hugging Face dataset."""
+    names = [name for name in dataset.column_names if name != ignored]
+    target = next((name for name in TARGETS if name in names), None)
     if target is None:
-        raise DataError(
-            f"{what}: got the columns {list(columns)}, expected one of {', '.join(TARGETS)} for the targets"
-        )
-    inputs = {name: value for name, value in columns.items() if name != target}
-    return (inputs if len(inputs) > 1 else next(iter(inputs.values()))), columns[target]
-
-
-def _without_column(dataset: Any, name: str) -> tuple[Any, Any]:
-    if name not in getattr(dataset, "column_names", ()):
-        raise DataError(f"clients: got {name!r}, expected a column of a Hugging Face dataset")
-    return dataset.remove_columns(name), list(dataset[name])
+        raise DataError(f"{what}: got the columns {names}, expected one of {', '.join(TARGETS)} for the targets")
+    dataset = dataset.with_format("torch")
+    columns = {name: _stacked(dataset[name][:], f"{what} column {name!r}") for name in names}
+    targets = columns.pop(target)
+    return (columns if len(columns) > 1 else next(iter(columns.values()))), targets
 
 
 def _natural_clients(train: Examples, clients: Any) -> tuple[Examples, list[Tensor] | None]:
     """Groups, if there is a label per example; else lists of indices."""
     given = clients.tolist() if isinstance(clients, Tensor | np.ndarray) else list(clients)
-    if given and isinstance(given[0], Sequence | Tensor | np.ndarray) and not isinstance(given[0], str):
-        parts = [torch.as_tensor(np.asarray(part), dtype=torch.int64).flatten() for part in given]
-        every = torch.cat(parts)
-        if len(every) and not (int(every.min()) >= 0 and int(every.max()) < len(train)):
+    if given and np.ndim(given[0]):
+        every = np.concatenate([np.ravel(part) for part in given])
+        if not np.isin(every, np.arange(len(train))).all():
             raise DataError(f"clients: an index is out of range, expected 0 to {len(train) - 1}")
-        if len(set(every.tolist())) < len(every):
+        if len(np.unique(every)) < len(every):
             raise DataError("clients: an example has two clients, expected lists of indices that do not overlap")
-        return train, parts
+        return train, [torch.from_numpy(np.ravel(part).astype(np.int64)) for part in given]
     if len(given) != len(train):
         raise DataError(f"clients: got {len(given)} labels, expected {len(train)}, one per training example")
     numbers = {label: number for number, label in enumerate(dict.fromkeys(given))}
     return Examples(train.x, train.y, torch.tensor([numbers[label] for label in given])), None
 
 
-def _check_structure(what: str, part: Examples, train: Examples) -> None:
+def _check(what: str, part: Examples, train: Examples, classes: int | None) -> None:
     ours, theirs = part.tensors(), train.tensors()
     if ours.keys() != theirs.keys():
         raise DataError(f"{what}: has the inputs {sorted(ours)}, expected {sorted(theirs)} as in train")
     for name, tensor in ours.items():
-        if name != "y" and tensor.shape[1:] != theirs[name].shape[1:]:
-            shapes = tuple(tensor.shape[1:]), tuple(theirs[name].shape[1:])
-            raise DataError(f"{what}: an example of {name} has shape {shapes[0]}, expected {shapes[1]} as in train")
+        got, expected = tuple(tensor.shape[1:]), tuple(theirs[name].shape[1:])
+        if name != "y" and got != expected:
+            raise DataError(f"{what}: an example of {name} has shape {got}, expected {expected} as in train")
+    if classes is not None and len(part) and not part.y.is_floating_point() and int(part.y.max()) >= classes:
+        raise DataError(f"{what}: a target is {int(part.y.max())}, expected classes below {classes}")

@@ -36,20 +36,8 @@ def images(rows: Rows, column: str = "image", mode: str = "RGB") -> Pair:
     return part("train"), part("test")
 
 
-def sst2(rows: Rows) -> Pair:
-    """Makes examples of sentences; the split ``validation`` is the test set, as the labels of ``test`` are secret."""
-    train, test = ([(row["sentence"], row["label"]) for row in rows(split)] for split in ("train", "validation"))
-    return word_examples(train, test, SST2_LENGTH)
-
-
-def imdb(rows: Rows) -> Pair:
-    """Makes examples of reviews, divided as those of the file ``reviews.json`` are."""
-    return halves_of_reviews([(row["text"], row["label"]) for row in rows("train", "test")], "imdb")
-
-
-def shakespeare(rows: Rows) -> Pair:
-    """Makes examples of a play whose text is cut into splits."""
-    return windows_of_roles("".join(row["text"] for row in rows("train", "validation", "test")), "shakespeare")
+def _texts(rows: Iterator[Row], column: str) -> list[tuple[str, int]]:
+    return [(row[column], row["label"]) for row in rows]
 
 
 EXAMPLES: dict[str, Callable[[Rows], Pair]] = {
@@ -58,37 +46,42 @@ EXAMPLES: dict[str, Callable[[Rows], Pair]] = {
     "cifar10": partial(images, column="img"),
     "cinic10": images,
     "svhn": images,
-    "sst2": sst2,
-    "imdb": imdb,
-    "shakespeare": shakespeare,
+    # The labels of the split test are secret.
+    "sst2": lambda rows: word_examples(
+        _texts(rows("train"), "sentence"), _texts(rows("validation"), "sentence"), SST2_LENGTH
+    ),
+    "imdb": lambda rows: halves_of_reviews(_texts(rows("train", "test"), "text"), "imdb"),
+    "shakespeare": lambda rows: windows_of_roles(
+        "".join(row["text"] for row in rows("train", "validation", "test")), "shakespeare"
+    ),
 }
 
 
 def fetch(name: str, root: Path, begin: Callable[[str], None] = lambda address: None) -> Path:
     """Loads a data set from the Hub and writes its cached copy under ``root``."""
-    published = find_source(name).published
-    if not published.hub:
+    source = find_source(name)
+    if not source.hub:
         raise DataError(f"{name}: got no place on the Hugging Face Hub, expected one of: {', '.join(EXAMPLES)}")
-    if found := published.found(root):
+    if found := source.found(root):
         raise DataError(f"{name}: {found[0]} is there already; look at it with: incofl data verify {name}")
     with needs_extra("hub", name):
         for package in ("datasets", "PIL"):  # before anything is done; PIL decodes images
             importlib.import_module(package)
-    address = f"https://huggingface.co/datasets/{published.hub['repository']}"
+    address = f"https://huggingface.co/datasets/{source.hub['repository']}"
     begin(address)
     try:
-        train, test = EXAMPLES[name](partial(_load_rows, **published.hub))
+        train, test = EXAMPLES[name](partial(_load_rows, **source.hub))
     except IncoflError:
         raise
     except Exception as problem:  # a network can fail in any way
-        reason, files = str(problem).partition("\n")[0], root / published.files[1]
+        reason, files = str(problem).partition("\n")[0], root / source.files[0]
         raise DataError(
             f"{name}: {address} cannot be loaded ({reason}); try again, or put the original files into {files}"
         ) from None
-    for what, part, counts in (("training", train, published.train), ("test", test, published.test)):
-        if (check := check_counts(f"{what} examples", part.y, counts)).verdict == "differs":
+    for check in check_counts(source, train, test):
+        if check.verdict == "differs":
             raise DataError(f"{name}: {address} has other {check.what} than published: {check.note}")
-    path = root / published.files[0]
+    path = root / f"{name}.safetensors"
     write_cache(path, train, test, address)
     return path
 

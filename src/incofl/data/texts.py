@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from incofl.data.cache import Pair, find
+from incofl.data.cache import Pair, reading
 from incofl.data.dataset import Examples
+from incofl.data.source import Source
 from incofl.errors import DataError
 
 Labelled = Sequence[tuple[str, int]]  # texts of class 0 or 1
@@ -33,9 +34,8 @@ SST2_LENGTH, IMDB_LENGTH = 64, 256
 _WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
 
 
-def shakespeare(root: Path) -> Pair:
+def shakespeare(source: Source, path: Path) -> Pair:
     """Reads a play as plain text."""
-    path = find("shakespeare", root, "tinyshakespeare.txt", "shakespeare.txt", "shakespeare/input.txt")
     return windows_of_roles(_read(path), str(path))
 
 
@@ -44,22 +44,20 @@ def windows_of_roles(text: str, where: str) -> Pair:
 
     Roles with enough text are a group each, in the order of their first words.
     """
-    roles = []
+    train: list[tuple[Tensor, Tensor, Tensor]] = []  # inputs, targets, role
+    test: list[tuple[Tensor, Tensor, Tensor]] = []
     for tokens in map(encode, speeches(text, where).values()):
         count = (len(tokens) - 1) // WINDOW
         kept = count - count // TEST_SHARE
         if kept >= LEAST_WINDOWS:
             x, y = (torch.from_numpy(tokens[at : at + count * WINDOW]).view(count, WINDOW) for at in (0, 1))
-            roles.append((kept, x, y))
-    if all(len(x) == kept for kept, x, _ in roles):
+            role = torch.full((count,), len(train))
+            train.append((x[:kept], y[:kept], role[:kept]))
+            test.append((x[kept:], y[kept:], role[kept:]))
+    if not any(len(x) for x, _, _ in test):
         least = TEST_SHARE * WINDOW + 1
         raise DataError(f"{where}: {len(text)} characters, expected a role with {least} or more; the file is truncated")
-    return _grouped([(x[:n], y[:n]) for n, x, y in roles]), _grouped([(x[n:], y[n:]) for n, x, y in roles])
-
-
-def _grouped(roles: list[tuple[Tensor, Tensor]]) -> Examples:
-    groups = torch.arange(len(roles)).repeat_interleave(torch.tensor([len(x) for x, _ in roles]))
-    return Examples(torch.cat([x for x, _ in roles]), torch.cat([y for _, y in roles]), groups)
+    return Examples(*map(torch.cat, zip(*train, strict=True))), Examples(*map(torch.cat, zip(*test, strict=True)))
 
 
 def speeches(text: str, where: str) -> dict[str, str]:
@@ -87,12 +85,11 @@ def decode(tokens: Tensor) -> str:
     return "".join(("\N{REPLACEMENT CHARACTER}" + CHARACTERS)[token] for token in tokens.tolist())
 
 
-def sst2(root: Path) -> Pair:
+def sst2(source: Source, path: Path) -> Pair:
     """Reads ``train.tsv`` for training and ``test.tsv`` for testing, or ``dev.tsv`` where that has no labels (GLUE)."""
-    train = find("sst2", root, "sst2/train.tsv")
-    test = train.with_name("test.tsv")
+    train, test, dev = (path.with_name(f"{split}.tsv") for split in ("train", "test", "dev"))
     labelled = test.is_file() and "label" in _read(test).partition("\n")[0].split("\t")
-    return word_examples(_tsv(train), _tsv(test if labelled else find("sst2", root, "sst2/dev.tsv")), SST2_LENGTH)
+    return word_examples(_tsv(train), _tsv(test if labelled else dev), SST2_LENGTH)
 
 
 def _tsv(path: Path) -> Labelled:
@@ -102,27 +99,26 @@ def _tsv(path: Path) -> Labelled:
     if header != "sentence\tlabel" or not lines:
         raise DataError(f"{path}: got {header[:60]!r}, expected 'sentence', a tab, 'label', and sentences below")
     rows = [line.rpartition("\t") for line in lines]
-    for number, (_, tab, label) in enumerate(rows, start=2):
+    for number, (text, tab, label) in enumerate(rows, start=2):
         if not tab or label not in ("0", "1"):
-            line = lines[number - 2][:60]
+            line = (text + tab + label)[:60]
             raise DataError(f"{path}: line {number} is {line!r}, expected a sentence, a tab and 0 or 1; it is damaged")
     return [(text, int(label)) for text, _, label in rows]
 
 
-def imdb(root: Path) -> Pair:
+def imdb(source: Source, path: Path) -> Pair:
     """Reads ``reviews.json``, a list of ``{"t": text, "s": 0 or 1}`` without a division into training and test."""
-    path = find("imdb", root, "imdb/reviews.json")
-    try:
+    with reading(path, "JSON file"):
         content = json.loads(_read(path))
-    except ValueError as problem:
-        raise DataError(f"{path}: damaged or truncated JSON ({problem}); fetch it again") from None
-    entries = content if isinstance(content, list) else [content]
-    for number, entry in enumerate(entries):
-        text, label = (entry.get("t"), entry.get("s")) if isinstance(entry, dict) else (None, None)
-        if not isinstance(text, str) or isinstance(label, bool) or label not in (0, 1):
-            got = str(entry)[:60]
-            raise DataError(f'{path}: entry {number} is {got!r}, expected a list of {{"t": text, "s": 0 or 1}}')
-    return halves_of_reviews([(entry["t"], entry["s"]) for entry in entries], str(path))
+    reviews = []
+    for number, entry in enumerate(content if isinstance(content, list) else [content]):
+        match entry:
+            case {"t": str(text), "s": label} if type(label) is int and label in (0, 1):
+                reviews.append((text, label))
+            case _:
+                got = f"entry {number} is {str(entry)[:60]!r}"
+                raise DataError(f'{path}: {got}, expected a list of {{"t": text, "s": 0 or 1}}')
+    return halves_of_reviews(reviews, str(path))
 
 
 def halves_of_reviews(reviews: Labelled, where: str) -> Pair:
@@ -162,7 +158,5 @@ def word_examples(train: Labelled, test: Labelled, length: int) -> Pair:
 
 
 def _read(path: Path) -> str:
-    try:
+    with reading(path, "text in UTF-8"):
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{path}: not a text in UTF-8 ({problem.reason} at byte {problem.start})") from None

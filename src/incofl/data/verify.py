@@ -1,14 +1,16 @@
 """Checks that a data set is what was published: sizes, class counts, checksums."""
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
 
-from incofl.data.cache import check_cache
-from incofl.data.images import unpack
+from incofl.data.cache import check_cache, unpack
+from incofl.data.dataset import Examples
+from incofl.data.source import Source
 from incofl.data.sources import find_source
 
 LARGEST = 10**9  # bytes that a packed file may unpack to
@@ -26,31 +28,33 @@ class Check:
 def verify(name: str, root: Path) -> list[Check]:
     """Reads a data set and compares it with what is published; unreadable files are an error."""
     source = find_source(name)
-    published = source.published
-    train, test = source.load(root)
-    counts = [check_counts("training examples", train.y, published.train)]
-    counts += [check_counts("test examples", test.y, published.test)]
-    archives = [root / file for file in published.checksums if (root / file).is_file()]
-    paths = dict.fromkeys([*published.found(root), *archives])
-    return counts + [_check_file(path, str(path.relative_to(root)), published.checksums) for path in paths]
+    files = [_check_file(path, str(path.relative_to(root)), source.checksums) for path in source.found(root)]
+    return check_counts(source, *source.load(root)) + files
 
 
-def check_counts(what: str, labels: Tensor, expected: tuple[int, ...]) -> Check:
-    """Compares the number of examples of each class."""
+def check_counts(source: Source, train: Examples, test: Examples) -> list[Check]:
+    """Compares the numbers of training and test examples of each class."""
+    return [
+        _check_part("training examples", train.y, source.train_counts),
+        _check_part("test examples", test.y, source.test_counts),
+    ]
+
+
+def _check_part(what: str, labels: Tensor, expected: Sequence[int]) -> Check:
     if not expected:
         return Check(what, "not checked", f"{len(labels):,}")
-    counts = tuple(int((labels == label).sum()) for label in range(len(expected)))
-    if counts == expected and len(labels) == sum(expected):
+    counts = [int((labels == label).sum()) for label in range(len(expected))]
+    if counts == [*expected] and len(labels) == sum(expected):
         return Check(what, "ok", _by_class(counts))
     return Check(what, "differs", f"{_by_class(counts)}; expected {_by_class(expected)}")
 
 
-def _by_class(counts: tuple[int, ...]) -> str:
+def _by_class(counts: Sequence[int]) -> str:
     classes = f"{counts[0]:,} of each class" if len(set(counts)) == 1 else f"by class {' '.join(map(str, counts))}"
     return f"{sum(counts):,}, {classes}"
 
 
-def _check_file(path: Path, what: str, checksums: dict[str, str]) -> Check:
+def _check_file(path: Path, what: str, checksums: Mapping[str, str]) -> Check:
     if path.is_dir():
         return Check(str(Path(what).parent), "not checked", "no checksums of its files are published")
     if path.suffix == ".safetensors":
