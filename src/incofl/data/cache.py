@@ -4,29 +4,21 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from incofl.data.dataset import Examples
-from incofl.errors import DataError, IncoflError
+from incofl.data.dataset import Examples, explained
 
 Pair = tuple[Examples, Examples]  # training and test examples
 
 
-@contextmanager
-def reading(path: Path, kind: str, hint: str = "fetch it again") -> Iterator[None]:
-    """Surrounds the reading of a file: a damaged one can raise nearly anything, which becomes one line."""
-    try:
-        yield
-    except IncoflError:
-        raise
-    except Exception as problem:
-        reason = getattr(problem, "strerror", None) or str(problem).partition("\n")[0]
-        raise DataError(f"{path}: not a readable {kind} ({reason}); {hint}") from None
+def reading(path: Path, kind: str, hint: str = "fetch it again") -> AbstractContextManager[None]:
+    """Surrounds the reading of a file: a damaged one is refused in one line."""
+    return explained(f"{path}: not a readable {kind}", hint)
 
 
 def unpack(path: Path, most: int) -> bytes:
@@ -55,10 +47,10 @@ def read_cache(path: Path, classes: int) -> Pair:
 
 def write_cache(path: Path, train: Examples, test: Examples, source: str) -> None:
     """Writes examples into a file, which appears only when it is complete."""
-    named = {
-        f"{split}.{field}": t for split, part in (("train", train), ("test", test)) for field, t in vars(part).items()
+    splits = {"train": vars(train), "test": vars(test)}
+    tensors = {
+        f"{split}.{field}": t.contiguous() for split, f in splits.items() for field, t in f.items() if t is not None
     }
-    tensors = {name: tensor.contiguous() for name, tensor in named.items() if tensor is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.part")
     try:

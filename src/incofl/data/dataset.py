@@ -11,10 +11,23 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import default_collate
 
-from incofl.errors import DataError
+from incofl.errors import DataError, IncoflError
 from incofl.inputs import Inputs, map_inputs, num_examples
 
+EXPECTED = "expected numbers of one shape: tokenise, pad or resize them first, or leave them out"
 TARGETS = ("label", "labels", "target", "targets", "y")  # columns of named data that hold the targets
+
+
+@contextmanager
+def explained(what: str, hint: str) -> Iterator[None]:
+    """Makes one line of any exception: a damaged file, a network or an object of yours can raise nearly anything."""
+    try:
+        yield
+    except IncoflError:
+        raise
+    except Exception as problem:
+        reason = getattr(problem, "strerror", None) or str(problem).partition("\n")[0]
+        raise DataError(f"{what} ({reason}); {hint}") from None
 
 
 @dataclass(frozen=True)
@@ -118,14 +131,17 @@ class Data:
             train, clients = _natural_clients(train, clients)
         if classes is None and len(train) and not train.y.is_floating_point():
             classes = int(train.y.max()) + 1
-        for what, part in (("train", train), ("test", test)):
-            _check(what, part, train, classes)
+        if (got := _shape(test)) != (expected := _shape(train)):
+            raise DataError(f"test: got examples of shape {got}, expected {expected} as in train")
+        for what, y in (("train", train.y), ("test", test.y)):
+            if classes is not None and len(y) and not y.is_floating_point() and int(y.max()) >= classes:
+                raise DataError(f"{what}: a target is {int(y.max())}, expected classes below {classes}")
         vars(self).update(train=train, test=test, classes=classes, clients=clients)  # it is frozen from here on
 
     @property
     def shape(self) -> Any:
         """The shape of one example as the model gets it; of a tuple or dict of inputs, that of each."""
-        return map_inputs(lambda tensor: tuple(tensor.shape[1:]), self.train.x)
+        return _shape(self.train)
 
     @property
     def natural_clients(self) -> int | None:
@@ -146,6 +162,10 @@ class Data:
         for tensor in self.train.tensors().values():
             digest.update(tensor.numpy().tobytes())
         return digest.hexdigest()
+
+
+def _shape(examples: Examples) -> Any:
+    return map_inputs(lambda tensor: tuple(tensor.shape[1:]), examples.x)
 
 
 def as_examples(given: Any, what: str, ignored: str | None = None) -> Examples:
@@ -174,24 +194,15 @@ def as_examples(given: Any, what: str, ignored: str | None = None) -> Examples:
     return Examples(x, y if y.is_floating_point() else y.long())
 
 
-@contextmanager
-def _making_tensors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (TypeError, ValueError, RuntimeError) as problem:
-        reason, hint = str(problem).partition("\n")[0], "tokenise, pad or resize them first, or leave them out"
-        raise DataError(f"{what}: cannot become tensors ({reason}); expected numbers of one shape: {hint}") from None
-
-
 def _as_tensor(value: Any, what: str) -> Tensor:
     """A tensor of numbers from a tensor, an array or nested lists; float64 becomes torch's default type."""
-    with _making_tensors(what):
+    with explained(f"{what}: cannot become tensors", EXPECTED):
         tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
     return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
 
 
 def _stacked(items: Any, what: str) -> Any:
-    with _making_tensors(what):
+    with explained(f"{what}: cannot become tensors", EXPECTED):
         return items if isinstance(items, Tensor) else default_collate(list(items))
 
 
@@ -229,15 +240,3 @@ def _natural_clients(train: Examples, clients: Any) -> tuple[Examples, list[Tens
         raise DataError(f"clients: got {len(given)} labels, expected {len(train)}, one per training example")
     numbers = {label: number for number, label in enumerate(dict.fromkeys(given))}
     return Examples(train.x, train.y, torch.tensor([numbers[label] for label in given])), None
-
-
-def _check(what: str, part: Examples, train: Examples, classes: int | None) -> None:
-    ours, theirs = part.tensors(), train.tensors()
-    if ours.keys() != theirs.keys():
-        raise DataError(f"{what}: has the inputs {sorted(ours)}, expected {sorted(theirs)} as in train")
-    for name, tensor in ours.items():
-        got, expected = tuple(tensor.shape[1:]), tuple(theirs[name].shape[1:])
-        if name != "y" and got != expected:
-            raise DataError(f"{what}: an example of {name} has shape {got}, expected {expected} as in train")
-    if classes is not None and len(part) and not part.y.is_floating_point() and int(part.y.max()) >= classes:
-        raise DataError(f"{what}: a target is {int(part.y.max())}, expected classes below {classes}")

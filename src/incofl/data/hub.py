@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from incofl.data.cache import Pair, write_cache
-from incofl.data.dataset import Examples
+from incofl.data.dataset import Examples, explained
 from incofl.data.sources import find_source
 from incofl.data.texts import SST2_LENGTH, halves_of_reviews, windows_of_roles, word_examples
 from incofl.data.verify import check_counts
-from incofl.errors import DataError, IncoflError, needs_extra
+from incofl.errors import DataError, needs_extra
 
 Row = dict[str, Any]
 Rows = Callable[..., Iterator[Row]]  # the rows of one or more splits by their names
@@ -69,15 +69,9 @@ def fetch(name: str, root: Path, begin: Callable[[str], None] = lambda address: 
             importlib.import_module(package)
     address = f"https://huggingface.co/datasets/{source.hub['repository']}"
     begin(address)
-    try:
+    hint = f"try again, or put the original files into {root / source.files[0]}"
+    with explained(f"{name}: {address} cannot be loaded", hint):
         train, test = EXAMPLES[name](partial(_load_rows, **source.hub))
-    except IncoflError:
-        raise
-    except Exception as problem:  # a network can fail in any way
-        reason, files = str(problem).partition("\n")[0], root / source.files[0]
-        raise DataError(
-            f"{name}: {address} cannot be loaded ({reason}); try again, or put the original files into {files}"
-        ) from None
     for check in check_counts(source, train, test):
         if check.verdict == "differs":
             raise DataError(f"{name}: {address} has other {check.what} than published: {check.note}")

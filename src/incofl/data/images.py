@@ -1,46 +1,48 @@
-"""Readers of image data sets: the embedded digits, and the original files of the others."""
+"""Readers of the original files of image data sets."""
 
 import io
 import math
 import pickle
 import struct
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from incofl.data.cache import Pair, read_cache, reading, unpack
+from incofl.data.cache import Pair, reading, unpack
 from incofl.data.dataset import Examples
-from incofl.data.source import Source
+from incofl.data.source import Reader, Source
 from incofl.errors import DataError, needs_extra
 
 CIFAR10_BYTES = 200_000_000  # the archives unpack to 184 and 187 million bytes
 
 
-def digits(source: Source, root: Path) -> Pair:
-    """Reads the embedded 1,797 digits of 8x8 pixels, of which a fixed, stratified fifth is the test set."""
-    return read_cache(Path(__file__).with_name("digits.safetensors"), source.classes)
+def by_split(read: Callable[[Source, Path, str, Sequence[int]], Examples]) -> Reader:
+    """Makes a reader of a function that reads ``train`` or ``test``, given the numbers of examples of each class."""
+    return lambda source, path: (
+        read(source, path, "train", source.train_counts),
+        read(source, path, "test", source.test_counts),
+    )
 
 
-def labelled(x: np.ndarray, labels: np.ndarray, path: Path, classes: int = 10, least: int = 0) -> Examples:
-    """Makes examples of arrays, and checks that labels begin at ``least``; one beyond the last class is class 0."""
-    odd = labels[(labels < least) | (labels >= least + classes)]
+def labelled(x: np.ndarray, labels: np.ndarray, path: Path, values: Sequence[int] = range(10)) -> Examples:
+    """Makes examples of arrays; a label is one of these values, of which each is a class."""
+    odd = labels[~np.isin(labels, values)]
     if len(odd):
-        raise DataError(f"{path}: a label is {odd[0]}, expected {least} to {least + classes - 1}; the file is damaged")
-    return Examples(torch.from_numpy(np.array(x, order="C")), torch.from_numpy(labels.astype(np.int64) % classes))
+        raise DataError(f"{path}: a label is {odd[0]}, expected {min(values)} to {max(values)}; the file is damaged")
+    y = (labels[:, None] == np.array(values)).argmax(1)
+    return Examples(torch.from_numpy(np.array(x, order="C")), torch.from_numpy(y))
 
 
-def mnist(source: Source, path: Path) -> Pair:
+@by_split
+def mnist(source: Source, path: Path, split: str, counts: Sequence[int]) -> Examples:
     """Reads the four idx files of MNIST or Fashion-MNIST, compressed or not."""
-
-    def part(prefix: str, counts: Sequence[int]) -> Examples:
-        pixels, labels = (path.with_name(f"{prefix}-{name}-ubyte") for name in ("images-idx3", "labels-idx1"))
-        return labelled(_idx(pixels, (sum(counts), 28, 28))[:, None], _idx(labels, (sum(counts),)), labels)
-
-    return part("train", source.train_counts), part("t10k", source.test_counts)
+    prefix = "train" if split == "train" else "t10k"
+    pixels, labels = (path.with_name(f"{prefix}-{name}-ubyte") for name in ("images-idx3", "labels-idx1"))
+    return labelled(_idx(pixels, (sum(counts), 28, 28))[:, None], _idx(labels, (sum(counts),)), labels)
 
 
 def _idx(path: Path, sizes: tuple[int, ...]) -> np.ndarray:
@@ -72,10 +74,8 @@ def cifar10(source: Source, path: Path) -> Pair:
 
 
 def _archived(path: Path) -> dict[str, bytes]:
-    with (
-        reading(path, "archive"),
-        tarfile.open(fileobj=io.BytesIO(unpack(path, CIFAR10_BYTES)), mode="r:") as tar,
-    ):
+    raw = io.BytesIO(unpack(path, CIFAR10_BYTES))
+    with reading(path, "archive"), tarfile.open(fileobj=raw, mode="r:") as tar:
         members = {Path(member.name).name: tar.extractfile(member) for member in tar if member.isfile()}
         return {name: file.read() for name, file in members.items() if file is not None}
 
@@ -105,41 +105,33 @@ def _cifar10_batch(raw: bytes, path: Path) -> Examples:
         return labelled(pixels.reshape(-1, 3, 32, 32), labels, path)
 
 
-def svhn(source: Source, path: Path) -> Pair:
-    """Reads the cropped digits of house numbers, without the extra ones."""
-    train, test = (path.with_name(f"{split}_32x32.mat") for split in ("train", "test"))
-    return _svhn(train, sum(source.train_counts)), _svhn(test, sum(source.test_counts))
-
-
-def _svhn(path: Path, size: int) -> Examples:
-    """Reads X of shape (32, 32, 3, N), and y of shape (N, 1) in which 10 stands for the digit 0."""
+@by_split
+def svhn(source: Source, path: Path, split: str, counts: Sequence[int]) -> Examples:
+    """Reads the cropped digits, not the extra ones: X (32, 32, 3, N), and y (N, 1) in which 10 is the digit 0."""
     with needs_extra("data", "svhn"):
         from scipy.io import loadmat, whosmat
-    expected = {"X": (32, 32, 3, size), "y": (size, 1)}
+    path, expected = path.with_name(f"{split}_32x32.mat"), {"X": (32, 32, 3, sum(counts)), "y": (sum(counts), 1)}
     with reading(path, "MATLAB file of SVHN"), path.open("rb") as file:
         found = {name: shape for name, shape, kind in whosmat(file) if kind == "uint8"}
         if found != expected:  # which bounds what is loaded
             raise ValueError(f"holds bytes {found}, expected {expected}")
         content = loadmat(file, variable_names=list(expected))
-    return labelled(content["X"].transpose(3, 2, 0, 1), content["y"][:, 0], path, least=1)
+    return labelled(content["X"].transpose(3, 2, 0, 1), content["y"][:, 0], path, values=(10, *range(1, 10)))
 
 
-def cinic10(source: Source, path: Path) -> Pair:
-    """Reads training and test images, ordered by class and file name; the validation images are not used."""
+@by_split
+def cinic10(source: Source, path: Path, split: str, counts: Sequence[int]) -> Examples:
+    """Reads images in the order of their classes and file names; the validation images are not used."""
     if path.suffix == ".gz":
         raise DataError(f"cinic10: got {path}, expected it unpacked in {path.with_name('cinic-10')}")
-
-    def part(split: str, counts: Sequence[int]) -> Examples:
-        folder, expected = path.parents[1] / split, dict(zip(source.names, counts, strict=True))
-        found = {each.name: sorted(each.glob("*.png")) for each in folder.glob("*/")}
-        for name in (*expected, *found):
-            if (number := len(found.get(name, ()))) != expected.get(name):
-                raise DataError(f"{folder / name}: {number} PNG files, expected {expected}; unpack the archive again")
-        with ThreadPoolExecutor() as pool:
-            pixels = np.stack(list(pool.map(_png, [file for name in expected for file in found[name]])))
-        return labelled(pixels, np.repeat(np.arange(len(counts)), counts), folder)
-
-    return part("train", source.train_counts), part("test", source.test_counts)
+    folder, expected = path.parents[1] / split, dict(zip(source.names, counts, strict=True))
+    found = {each.name: sorted(each.glob("*.png")) for each in folder.glob("*/")}
+    for name in (*expected, *found):
+        if (number := len(found.get(name, ()))) != expected.get(name):
+            raise DataError(f"{folder / name}: {number} PNG files, expected {expected}; unpack the archive again")
+    with ThreadPoolExecutor() as pool:
+        pixels = np.stack(list(pool.map(_png, [file for name in expected for file in found[name]])))
+    return labelled(pixels, np.repeat(np.arange(len(counts)), counts), folder)
 
 
 def _png(path: Path) -> np.ndarray:

@@ -13,6 +13,8 @@ from incofl.data.dataset import Data, Pipeline
 from incofl.data.pipeline import ImagePipeline
 from incofl.errors import DataError
 
+Reader = Callable[["Source", Path], Pair]
+
 
 @dataclass(frozen=True)
 class Source:
@@ -21,7 +23,7 @@ class Source:
     name: str
     shape: Any  # of one example as a model gets it: (channels, height, width), (length of a text,); or of every input
     pipeline: Pipeline
-    read: Callable[["Source", Path], Pair]  # reads the original files, given the first one that is found
+    read: Reader | None = None  # reads the original files, given the first one that is found; none: embedded here
     classes: int = 10
     large: ImagePipeline | None = None  # the pipeline of its images at another side
     vocabulary: int = 0  # number of tokens, for texts; 0: not a text
@@ -29,9 +31,8 @@ class Source:
     width: float = 1.0
     stem: Literal["imagenet", "small"] = "imagenet"
     sequence: bool = False  # whether every position of a text has a class of its own: the token that follows
-    natural: bool = False  # whether its examples say who made them, so that it has natural clients
     labelled: bool = True  # whether every example has one class, by which a partition can be skewed
-    clients: int | None = None  # number of its natural clients, if known
+    clients: int | None = None  # number of natural clients, if its examples say who made them; 0: not known before
     decode: Callable[[Tensor], str] | None = None  # for texts, an example as people read it
 
     # What is published of it, from manifests.toml; all of it may be unknown.
@@ -46,7 +47,7 @@ class Source:
     @property
     def partition(self) -> Literal["natural", "dirichlet", "iid"]:
         """The partition that suits it."""
-        return "natural" if self.natural else "dirichlet" if self.labelled else "iid"
+        return "natural" if self.clients is not None else "dirichlet" if self.labelled else "iid"
 
     def view(self, side: int | None) -> "Source":
         """The data set with images of this side in pixels; ``None``: as they are."""
@@ -64,8 +65,8 @@ class Source:
 
     def load(self, root: Path) -> Pair:
         """Reads training and test examples: the cached copy where there is one, and the original files elsewhere."""
-        if not self.files:
-            return self.read(self, root)
+        if self.read is None:
+            return read_cache(Path(__file__).with_name(f"{self.name}.safetensors"), self.classes)
         if not (found := self.found(root)):
             raise DataError(
                 f"{self.name}: no {' or '.join(self.files)} in {root.absolute()}; set data.root to the folder that "
@@ -82,14 +83,12 @@ def source_of(data: Data) -> Source:
         data.name,
         data.shape,
         data.pipeline,
-        read=lambda source, root: (data.train, data.test),
         classes=data.classes or 0,
         vocabulary=data.vocabulary,
         model="resnet26" if image else "",
         width=0.25,
         stem="small",
         sequence=data.sequence,
-        natural=data.natural_clients is not None,
         labelled=data.train.y.dim() == 1 and not data.train.y.is_floating_point(),
         clients=data.natural_clients,
     )

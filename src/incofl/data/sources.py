@@ -22,7 +22,7 @@ _SVHN = ImagePipeline(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), cutout=16)
 _LARGE = ImagePipeline(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), flip=True, crop=True)
 
 _SOURCES = (
-    Source("digits", (1, 8, 8), _DIGITS, images.digits, large=_DIGITS, width=0.25, stem="small"),
+    Source("digits", (1, 8, 8), _DIGITS, large=_DIGITS, width=0.25, stem="small"),
     Source("mnist", (1, 32, 32), _GREY, images.mnist, large=_GREY_LARGE),
     Source("fashion-mnist", (1, 32, 32), _GREY, images.mnist, large=_GREY_LARGE),
     Source("cifar10", (3, 32, 32), _CIFAR10, images.cifar10, large=_LARGE),
@@ -37,7 +37,7 @@ _SOURCES = (
         vocabulary=texts.CHARACTER_TOKENS,
         model="lstm",
         sequence=True,
-        natural=True,
+        clients=0,
         decode=texts.decode,
     ),
     *(

@@ -25,8 +25,6 @@ LEAST_WINDOWS = 2  # to train on: a batch of a single example is never used
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # printable ASCII
 CHARACTER_TOKENS = 1 + len(CHARACTERS)  # 0: any other character
 _SPEECH = re.compile(r"([^\n:]+):(?:\n(.*))?", re.DOTALL)
-_TOKEN_OF = np.zeros(128, dtype=np.uint8)
-_TOKEN_OF[[ord(character) for character in CHARACTERS]] = np.arange(1, CHARACTER_TOKENS)
 
 PADDING, UNKNOWN = 0, 1
 WORD_TOKENS = 8_192  # with these two; tokens fit into 16 bits
@@ -75,9 +73,9 @@ def speeches(text: str, where: str) -> dict[str, str]:
 
 
 def encode(text: str) -> np.ndarray:
-    """Turns characters into tokens of one byte."""
+    """Turns characters into tokens of one byte: their places in ``CHARACTERS``, from 1 on."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    return _TOKEN_OF[np.where(points < 128, points, 0)]
+    return np.where((points >= 32) & (points < 127), points - 30, points == 10).astype(np.uint8)
 
 
 def decode(tokens: Tensor) -> str:
@@ -108,16 +106,11 @@ def _tsv(path: Path) -> Labelled:
 
 def imdb(source: Source, path: Path) -> Pair:
     """Reads ``reviews.json``, a list of ``{"t": text, "s": 0 or 1}`` without a division into training and test."""
-    with reading(path, "JSON file"):
-        content = json.loads(_read(path))
-    reviews = []
-    for number, entry in enumerate(content if isinstance(content, list) else [content]):
-        match entry:
-            case {"t": str(text), "s": label} if type(label) is int and label in (0, 1):
-                reviews.append((text, label))
-            case _:
-                got = f"entry {number} is {str(entry)[:60]!r}"
-                raise DataError(f'{path}: {got}, expected a list of {{"t": text, "s": 0 or 1}}')
+    with reading(path, 'JSON list of {"t": text, "s": 0 or 1}'):
+        reviews = [(entry.get("t"), entry.get("s")) for entry in json.loads(_read(path))]
+        for number, (text, label) in enumerate(reviews):
+            if not isinstance(text, str) or type(label) is not int or label not in (0, 1):
+                raise ValueError(f"entry {number} is {text!r:.40}, {label!r:.40}")
     return halves_of_reviews(reviews, str(path))
 
 

@@ -2,9 +2,8 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -16,8 +15,7 @@ from incofl.data.sources import find_source
 LARGEST = 10**9  # bytes that a packed file may unpack to
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """The result of one comparison."""
 
     what: str
