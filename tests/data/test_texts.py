@@ -203,13 +203,13 @@ class TestImdb:
         ("change", "words"),
         [
             (lambda path: path.unlink(), "imdb: no imdb/reviews.json in .*; set data.root to the folder that holds it"),
-            (lambda path: path.write_bytes(path.read_bytes()[:-100]), "not a readable JSON file .*; fetch it again"),
+            (lambda path: path.write_bytes(path.read_bytes()[:-100]), "not a readable JSON list of .*; fetch it again"),
             (lambda path: path.write_bytes(b'["\xff"]'), "not a readable text in UTF-8"),
-            (lambda path: path.write_text("{}"), r"entry 0 is '{}', expected a list of"),
+            (lambda path: path.write_text("{}"), "0 reviews, expected two or more of a class"),
             (lambda path: path.write_text("[]"), "0 reviews, expected two or more of a class"),
-            (lambda path: path.write_text('[{"t": "a", "s": 0}, {"t": "b", "s": 2}]'), "entry 1 is .*, expected"),
-            (lambda path: path.write_text('[{"text": "a", "s": 0}]'), "entry 0 is .*, expected"),
-            (lambda path: path.write_text("[[]]"), "entry 0 is .*, expected"),
+            (lambda path: path.write_text('[{"t": "a", "s": 0}, {"t": "b", "s": 2}]'), r"list of .* \(entry 1 is"),
+            (lambda path: path.write_text('[{"text": "a", "s": 0}]'), r"list of .* \(entry 0 is"),
+            (lambda path: path.write_text("[[]]"), r"list of .* \(entry 0 is '\[\]'"),
         ],
     )
     def test_refused(self, tmp_path: Path, change: Callable[[Path], object], words: str) -> None:

@@ -4,7 +4,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import safe_open
@@ -16,14 +16,9 @@ from incofl.data.dataset import Examples, explained
 Pair = tuple[Examples, Examples]  # training and test examples
 
 
-def reading(path: Path, kind: str, hint: str = "fetch it again") -> AbstractContextManager[None]:
-    """Surrounds the reading of a file: a damaged one is refused in one line."""
-    return explained(f"{path}: not a readable {kind}", hint)
-
-
 def unpack(path: Path, most: int) -> bytes:
     """Decompresses a gzip file to its end, where its checksum is, and refuses more than ``most`` bytes."""
-    with reading(path, "gzip file"):
+    with explained(f"{path}: not a readable gzip file"):
         with gzip.open(path) as file:
             raw = file.read(most + 1)
         if len(raw) > most:
@@ -70,7 +65,7 @@ def check_cache(path: Path) -> tuple[bool, str]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[tuple[dict[str, Tensor], dict[str, str]]]:
-    with reading(path, "cached copy", f"delete it, then: incofl data fetch {path.stem}"):
+    with explained(f"{path}: not a readable cached copy", f"delete it, then: incofl data fetch {path.stem}"):
         with safe_open(path, framework="pt") as file:
             keys = file.keys()
             tensors = {key: file.get_tensor(key) for key in keys}

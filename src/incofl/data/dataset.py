@@ -1,10 +1,10 @@
 """Data: examples as tensors, how they reach a model, and who made them."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ TARGETS = ("label", "labels", "target", "targets", "y")  # columns of named data
 
 
 @contextmanager
-def explained(what: str, hint: str) -> Iterator[None]:
+def explained(what: str, hint: str = "fetch it again") -> Iterator[None]:
     """Makes one line of any exception: a damaged file, a network or an object of yours can raise nearly anything."""
     try:
         yield
@@ -41,6 +41,11 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def shape(self) -> Any:
+        """The shape of one example; of a tuple or dict of inputs, that of each."""
+        return map_inputs(lambda tensor: tuple(tensor.shape[1:]), self.x)
+
     def pick(self, indices: Tensor | slice) -> "Examples":
         """Some of the examples."""
         groups = None if self.groups is None else self.groups[indices]
@@ -58,26 +63,16 @@ class Examples:
         return Examples(map_inputs(lambda _: next(inputs), self.x), tensors["y"])
 
 
-class Pipeline(Protocol):
-    """How stored examples become a model's input, a batch at a time."""
+@dataclass(frozen=True)
+class Pipeline:
+    """How stored examples become a model's input: bytes become numbers from 0 to 1, other numbers stay as they are."""
 
     def test(self, x: Any) -> Any:
-        """A batch as it is evaluated."""
-        ...
+        """A batch as it is evaluated, in torch's default type."""
+        return map_inputs(_as_number, x)
 
     def train(self, x: Any, generator: Generator) -> Any:
         """A batch for training, augmented by random numbers of its own."""
-        ...
-
-
-@dataclass(frozen=True)
-class AsStored:
-    """Bytes become numbers from 0 to 1, other numbers stay what they are, in torch's default type."""
-
-    def test(self, x: Inputs) -> Inputs:
-        return map_inputs(_as_number, x)
-
-    def train(self, x: Inputs, generator: Generator) -> Inputs:
         return self.test(x)
 
 
@@ -95,14 +90,13 @@ class Data:
 
     Attributes:
         train: the training examples: a pair ``(inputs, targets)`` of tensors or arrays, where inputs may be a tuple or
-            a dict of them; a map-style torch ``Dataset`` of such pairs; or a Hugging Face dataset with a column
-            ``label`` (or ``labels``, ``target``, ``targets``, ``y``) and others that are the model's inputs.
+            a dict of them; a torch ``Dataset`` of such pairs; a ``DataLoader`` of batches of them; or a Hugging Face
+            dataset with a column ``label``, ``labels``, ``target``, ``targets`` or ``y`` and others that are inputs.
         test: the test examples, in the same form; without them, nothing is evaluated.
         classes: number of classes; left out, one more than the largest whole-number target.
-        clients: who holds which examples: a list of index arrays, or one group label per example (the name of a column
-            of a Hugging Face dataset is as good); left out, the config's partition divides them.
-        pipeline: how examples reach the model: normalisation, augmentation; left out, bytes become numbers from 0 to 1
-            and all else stays as it is.
+        clients: who holds which examples: a list of index arrays, one group label per example, or the name of a column
+            of a Hugging Face dataset that holds the labels; left out, the config's partition divides them.
+        pipeline: how examples reach the model; left out, bytes become numbers from 0 to 1.
         name: what it is called in records.
         vocabulary: number of tokens, for texts; 0: not a text.
         sequence: whether every position of a text has a target of its own.
@@ -113,7 +107,7 @@ class Data:
     _: KW_ONLY
     classes: int | None = None
     clients: Any = None
-    pipeline: Pipeline = field(default_factory=AsStored)
+    pipeline: Pipeline = field(default_factory=Pipeline)
     name: str = "own"
     vocabulary: int = 0
     sequence: bool = False
@@ -131,17 +125,12 @@ class Data:
             train, clients = _natural_clients(train, clients)
         if classes is None and len(train) and not train.y.is_floating_point():
             classes = int(train.y.max()) + 1
-        if (got := _shape(test)) != (expected := _shape(train)):
-            raise DataError(f"test: got examples of shape {got}, expected {expected} as in train")
+        if test.shape != train.shape:
+            raise DataError(f"test: got examples of shape {test.shape}, expected {train.shape} as in train")
         for what, y in (("train", train.y), ("test", test.y)):
             if classes is not None and len(y) and not y.is_floating_point() and int(y.max()) >= classes:
                 raise DataError(f"{what}: a target is {int(y.max())}, expected classes below {classes}")
         vars(self).update(train=train, test=test, classes=classes, clients=clients)  # it is frozen from here on
-
-    @property
-    def shape(self) -> Any:
-        """The shape of one example as the model gets it; of a tuple or dict of inputs, that of each."""
-        return _shape(self.train)
 
     @property
     def natural_clients(self) -> int | None:
@@ -164,21 +153,30 @@ class Data:
         return digest.hexdigest()
 
 
-def _shape(examples: Examples) -> Any:
-    return map_inputs(lambda tensor: tuple(tensor.shape[1:]), examples.x)
-
-
 def as_examples(given: Any, what: str, ignored: str | None = None) -> Examples:
     """Examples from any of the forms that ``Data`` takes; the column ``ignored`` is not an input."""
     if isinstance(given, Examples):
         return given
-    if not isinstance(given, tuple | list):
-        if hasattr(given, "column_names") and hasattr(given, "with_format"):
-            given = _from_columns(given, ignored, what)
-        elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-            given = _stacked([given[at] for at in range(len(given))], what)
-        elif hasattr(given, "__iter__"):
-            return _joined([as_examples(batch, what) for batch in given], what)
+    if hasattr(given, "with_format"):  # a Hugging Face dataset
+        given = given.with_format("torch")[:]
+    elif hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, tuple | list | Mapping):
+        items = [given[at] for at in range(len(given))]
+        with explained(f"{what}: cannot be stacked", EXPECTED):
+            given = default_collate(items)
+    elif hasattr(given, "__iter__") and not isinstance(given, tuple | list | Mapping):  # batches of a DataLoader
+        parts = [as_examples(batch, what) for batch in given]
+        if not parts:
+            raise DataError(f"{what}: got no batches, expected some")
+        tensors = [part.tensors() for part in parts]
+        return parts[0].with_tensors({name: torch.cat([each[name] for each in tensors]) for name in tensors[0]})
+    if isinstance(given, Mapping):
+        columns = {name: values for name, values in given.items() if name != ignored}
+        target = next((name for name in TARGETS if name in columns), None)
+        if target is None or len(columns) < 2:
+            expected = f"one of {', '.join(TARGETS)} for the targets, and inputs"
+            raise DataError(f"{what}: got the columns {list(columns)}, expected {expected}")
+        targets = columns.pop(target)
+        given = (columns if len(columns) > 1 else columns.popitem()[1]), targets
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{what}: got {type(given).__name__}, expected a pair (inputs, targets)")
     inputs, targets = given
@@ -196,34 +194,9 @@ def as_examples(given: Any, what: str, ignored: str | None = None) -> Examples:
 
 def _as_tensor(value: Any, what: str) -> Tensor:
     """A tensor of numbers from a tensor, an array or nested lists; float64 becomes torch's default type."""
-    with explained(f"{what}: cannot become tensors", EXPECTED):
+    with explained(f"{what}: cannot become a tensor", EXPECTED):
         tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
     return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
-
-
-def _stacked(items: Any, what: str) -> Any:
-    with explained(f"{what}: cannot become tensors", EXPECTED):
-        return items if isinstance(items, Tensor) else default_collate(list(items))
-
-
-def _joined(batches: Sequence[Examples], what: str) -> Examples:
-    """Joins batches, such as those of a ``DataLoader``."""
-    if not batches:
-        raise DataError(f"{what}: got no batches, expected some")
-    tensors = [batch.tensors() for batch in batches]
-    return batches[0].with_tensors({name: torch.cat([each[name] for each in tensors]) for name in tensors[0]})
-
-
-def _from_columns(dataset: Any, ignored: str | None, what: str) -> tuple[Any, Any]:
-    """Inputs and targets of a Hugging Face dataset."""
-    names = [name for name in dataset.column_names if name != ignored]
-    target = next((name for name in TARGETS if name in names), None)
-    if target is None:
-        raise DataError(f"{what}: got the columns {names}, expected one of {', '.join(TARGETS)} for the targets")
-    dataset = dataset.with_format("torch")
-    columns = {name: _stacked(dataset[name][:], f"{what} column {name!r}") for name in names}
-    targets = columns.pop(target)
-    return (columns if len(columns) > 1 else next(iter(columns.values()))), targets
 
 
 def _natural_clients(train: Examples, clients: Any) -> tuple[Examples, list[Tensor] | None]:

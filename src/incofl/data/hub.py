@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from incofl.data import find_source
 from incofl.data.cache import Pair, write_cache
 from incofl.data.dataset import Examples, explained
-from incofl.data.sources import find_source
 from incofl.data.texts import SST2_LENGTH, halves_of_reviews, windows_of_roles, word_examples
 from incofl.data.verify import check_counts
 from incofl.errors import DataError, needs_extra
@@ -28,10 +28,9 @@ def images(rows: Rows, column: str = "image", mode: str = "RGB") -> Pair:
     """Makes examples of images; ``mode`` makes all of them alike, as some of CINIC-10 are grey."""
 
     def part(split: str) -> Examples:
-        pairs = [(np.asarray(row[column].convert(mode)), row["label"]) for row in rows(split)]
-        pixels = torch.from_numpy(np.stack([image for image, _ in pairs]))
-        pixels = pixels.unsqueeze(1) if mode == "L" else pixels.permute(0, 3, 1, 2).contiguous()
-        return Examples(pixels, torch.tensor([label for _, label in pairs]))
+        pairs = [(np.atleast_3d(row[column].convert(mode)), row["label"]) for row in rows(split)]
+        pixels = np.stack([image.transpose(2, 0, 1) for image, _ in pairs])
+        return Examples(torch.from_numpy(pixels), torch.tensor([label for _, label in pairs]))
 
     return part("train"), part("test")
 

@@ -1,4 +1,4 @@
-"""Readers of the original files of image data sets."""
+"""Image data sets, and the readers of their original files."""
 
 import io
 import math
@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from incofl.data.cache import Pair, reading, unpack
-from incofl.data.dataset import Examples
+from incofl.data.cache import Pair, unpack
+from incofl.data.dataset import Examples, explained
+from incofl.data.pipeline import ImagePipeline
 from incofl.data.source import Reader, Source
 from incofl.errors import DataError, needs_extra
 
@@ -50,7 +51,7 @@ def _idx(path: Path, sizes: tuple[int, ...]) -> np.ndarray:
     head = struct.pack(f">HBB{len(sizes)}I", 0, 8, len(sizes), *sizes)
     size = len(head) + math.prod(sizes)
     packed = path.with_name(f"{path.name}.gz")
-    with reading(path, "idx file"):
+    with explained(f"{path}: not a readable idx file"):
         raw = unpack(packed, size) if packed.is_file() and not path.is_file() else path.read_bytes()
         if not raw.startswith(head) or len(raw) != size:
             got = f"got {len(raw)} bytes that begin with {raw[:16].hex()}"
@@ -61,7 +62,9 @@ def _idx(path: Path, sizes: tuple[int, ...]) -> np.ndarray:
 def cifar10(source: Source, path: Path) -> Pair:
     """Reads the binary version (cifar-10-batches-bin), the python version (cifar-10-batches-py), or their archives."""
     if path.suffix == ".gz":
-        place, files = path, _archived(path)
+        place, raw = path, unpack(path, CIFAR10_BYTES)
+        with explained(f"{path}: not a readable archive"), tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as tar:
+            files = {Path(m.name).name: raw[m.offset_data : m.offset_data + m.size] for m in tar if m.isfile()}
     else:
         place, files = path.parent, {file.name: file.read_bytes() for file in path.parent.glob("*_batch*")}
     suffix = ".bin" if any(name.endswith(".bin") for name in files) else ""
@@ -71,13 +74,6 @@ def cifar10(source: Source, path: Path) -> Pair:
             raise DataError(f"cifar10: missing {place / name}; expected the six original batches")
         parts.append(_cifar10_batch(files.pop(name), place / name))
     return Examples(torch.cat([part.x for part in parts[:5]]), torch.cat([part.y for part in parts[:5]])), parts[5]
-
-
-def _archived(path: Path) -> dict[str, bytes]:
-    raw = io.BytesIO(unpack(path, CIFAR10_BYTES))
-    with reading(path, "archive"), tarfile.open(fileobj=raw, mode="r:") as tar:
-        members = {Path(member.name).name: tar.extractfile(member) for member in tar if member.isfile()}
-        return {name: file.read() for name, file in members.items() if file is not None}
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -93,7 +89,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 def _cifar10_batch(raw: bytes, path: Path) -> Examples:
     """Decodes 3 x 32 x 32 pixels, plane by plane; in the binary version a label byte comes before each image."""
-    with reading(path, "CIFAR-10 batch"):
+    with explained(f"{path}: not a readable CIFAR-10 batch"):
         if path.suffix == ".bin":
             records = np.frombuffer(raw, np.uint8).reshape(10_000, 3073)
             pixels, labels = records[:, 1:], records[:, 0]
@@ -111,7 +107,7 @@ def svhn(source: Source, path: Path, split: str, counts: Sequence[int]) -> Examp
     with needs_extra("data", "svhn"):
         from scipy.io import loadmat, whosmat
     path, expected = path.with_name(f"{split}_32x32.mat"), {"X": (32, 32, 3, sum(counts)), "y": (sum(counts), 1)}
-    with reading(path, "MATLAB file of SVHN"), path.open("rb") as file:
+    with explained(f"{path}: not a readable MATLAB file of SVHN"), path.open("rb") as file:
         found = {name: shape for name, shape, kind in whosmat(file) if kind == "uint8"}
         if found != expected:  # which bounds what is loaded
             raise ValueError(f"holds bytes {found}, expected {expected}")
@@ -138,7 +134,28 @@ def _png(path: Path) -> np.ndarray:
     """Reads an image in colour; some files of CINIC-10 are grey."""
     with needs_extra("data", "cinic10"):
         from PIL import Image
-    with reading(path, "image", "unpack the archive again"), Image.open(path, formats=["PNG"]) as image:
+    with explained(f"{path}: not a readable image"), Image.open(path, formats=["PNG"]) as image:
         if image.size != (32, 32):
             raise ValueError(f"{image.width} x {image.height} pixels, expected 32 x 32")
         return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+
+
+_DIGITS = ImagePipeline(maximum=16, mean=(0.3048,), std=(0.3758,))
+_GREY, _GREY_LARGE = ImagePipeline(resize=32), ImagePipeline(channels=3)
+_CIFAR10 = ImagePipeline(
+    mean=(0.49139968, 0.48215827, 0.44653124), std=(0.24703233, 0.24348505, 0.26158768), pad=4, flip=True, cutout=16
+)
+_CINIC10 = ImagePipeline(
+    mean=(0.47889522, 0.47227842, 0.43047404), std=(0.24205776, 0.23828046, 0.25874835), pad=4, flip=True
+)
+_SVHN = ImagePipeline(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), cutout=16)
+# For the paper's ViTs, at 224 x 224; it mirrors the digits of SVHN too.
+_LARGE = ImagePipeline(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), flip=True, crop=True)
+IMAGES = (
+    Source("digits", (1, 8, 8), _DIGITS, large=_DIGITS, width=0.25, stem="small"),
+    Source("mnist", (1, 32, 32), _GREY, mnist, large=_GREY_LARGE),
+    Source("fashion-mnist", (1, 32, 32), _GREY, mnist, large=_GREY_LARGE),
+    Source("cifar10", (3, 32, 32), _CIFAR10, cifar10, large=_LARGE),
+    Source("cinic10", (3, 32, 32), _CINIC10, cinic10, large=_LARGE),
+    Source("svhn", (3, 32, 32), _SVHN, svhn, large=_LARGE),
+)

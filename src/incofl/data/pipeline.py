@@ -9,14 +9,13 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from incofl.client import Batch, LocalSettings
-from incofl.data.dataset import AsStored, Examples, Pipeline
-from incofl.inputs import Inputs, map_inputs
+from incofl.data.dataset import Examples, Pipeline
 
 EVAL_BATCH = 512
 
 
 @dataclass(frozen=True)
-class ImagePipeline:
+class ImagePipeline(Pipeline):
     """Normalisation, and the augmentation of training batches; images are stored as bytes (B, C, H, W)."""
 
     maximum: int = 255  # the stored value that means white
@@ -42,9 +41,8 @@ class ImagePipeline:
             mirrored = torch.rand(len(x), generator=generator) < 0.5
             x = torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
         if self.crop:
-            assert self.resize is not None
-            part = x.to(torch.get_default_dtype()).div_(self.maximum)
-            out = self._finish(random_resized_crop(part, self.resize, generator))
+            whole = x.to(torch.get_default_dtype()).div_(self.maximum)
+            out = self._finish(random_resized_crop(whole, self.resize or x.shape[-1], generator))
         else:
             out = self.test(x)
         return cutout(out, self.cutout, generator) if self.cutout else out
@@ -56,30 +54,26 @@ class ImagePipeline:
 
 
 @dataclass(frozen=True)
-class Tokens(AsStored):
+class Tokens(Pipeline):
     """Texts reach a model as whole numbers."""
 
-    def test(self, x: Inputs) -> Inputs:
-        return map_inputs(Tensor.long, x)
+    def test(self, x: Tensor) -> Tensor:
+        return x.long()
 
 
 def local_batches(
     examples: Examples, indices: Tensor, pipeline: Pipeline, settings: LocalSettings, generator: Generator
 ) -> Iterator[Batch]:
-    """Yields all batches of a client's turn, every epoch in a new order, augmented.
-
-    With ``drop_last`` the last, partial batch is left out unless it is the only one. A last batch of a single example
-    is always left out: batch normalisation has no variance of one example.
-    """
+    """Yields all batches of a client's turn, every epoch in a new order, augmented."""
     size = settings.batch_size
     for _ in range(settings.epochs):
         order = indices[torch.randperm(len(indices), generator=generator)]
         for start in range(0, len(order), size):
             batch = order[start : start + size]
-            if len(batch) == 1 or (settings.drop_last and start > 0 and len(batch) < size):
-                continue
-            chosen = examples.pick(batch)
-            yield pipeline.train(chosen.x, generator), _as_target(chosen.y)
+            # A first batch is kept, however small; a single example is not: batch norm finds no variance in it.
+            if len(batch) > 1 and not (settings.drop_last and start > 0 and len(batch) < size):
+                chosen = examples.pick(batch)
+                yield pipeline.train(chosen.x, generator), _as_target(chosen.y)
 
 
 def eval_batches(examples: Examples, pipeline: Pipeline, size: int = EVAL_BATCH) -> Iterator[Batch]:

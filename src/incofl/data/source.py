@@ -78,10 +78,10 @@ class Source:
 
 def source_of(data: Data) -> Source:
     """What is known of data that are in memory."""
-    image = isinstance(data.train.x, Tensor) and len(data.shape) == 3
+    image = isinstance(data.train.x, Tensor) and len(data.train.shape) == 3
     return Source(
         data.name,
-        data.shape,
+        data.train.shape,
         data.pipeline,
         classes=data.classes or 0,
         vocabulary=data.vocabulary,

@@ -1,4 +1,4 @@
-"""Readers of text data sets: Shakespeare character by character, sentiment (SST-2 and IMDb) word by word."""
+"""Text data sets: Shakespeare character by character, sentiment (SST-2 and IMDb) word by word."""
 
 import itertools
 import json
@@ -7,13 +7,15 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from incofl.data.cache import Pair, reading
-from incofl.data.dataset import Examples
+from incofl.data.cache import Pair
+from incofl.data.dataset import Examples, explained
+from incofl.data.pipeline import Tokens
 from incofl.data.source import Source
 from incofl.errors import DataError
 
@@ -106,12 +108,13 @@ def _tsv(path: Path) -> Labelled:
 
 def imdb(source: Source, path: Path) -> Pair:
     """Reads ``reviews.json``, a list of ``{"t": text, "s": 0 or 1}`` without a division into training and test."""
-    with reading(path, 'JSON list of {"t": text, "s": 0 or 1}'):
-        reviews = [(entry.get("t"), entry.get("s")) for entry in json.loads(_read(path))]
-        for number, (text, label) in enumerate(reviews):
-            if not isinstance(text, str) or type(label) is not int or label not in (0, 1):
-                raise ValueError(f"entry {number} is {text!r:.40}, {label!r:.40}")
-    return halves_of_reviews(reviews, str(path))
+    with explained(f'{path}: not a readable JSON list of {{"t": text, "s": 0 or 1}}'):
+        entries = json.loads(_read(path))
+        for number, entry in enumerate(entries):
+            text, label = (entry.get("t"), entry.get("s")) if isinstance(entry, dict) else (None, None)
+            if not isinstance(text, str) or isinstance(label, bool) or label not in (0, 1):
+                raise ValueError(f"entry {number} is {str(entry)[:60]!r}")
+    return halves_of_reviews([(entry["t"], entry["s"]) for entry in entries], str(path))
 
 
 def halves_of_reviews(reviews: Labelled, where: str) -> Pair:
@@ -151,5 +154,14 @@ def word_examples(train: Labelled, test: Labelled, length: int) -> Pair:
 
 
 def _read(path: Path) -> str:
-    with reading(path, "text in UTF-8"):
+    with explained(f"{path}: not a readable text in UTF-8"):
         return path.read_text(encoding="utf-8")
+
+
+_CHARACTERS: dict[str, Any] = {"classes": CHARACTER_TOKENS, "vocabulary": CHARACTER_TOKENS, "model": "lstm"}
+_WORDS: dict[str, Any] = {"classes": 2, "vocabulary": WORD_TOKENS, "model": "text-transformer"}
+TEXTS = (
+    Source("shakespeare", (WINDOW,), Tokens(), shakespeare, **_CHARACTERS, sequence=True, clients=0, decode=decode),
+    Source("sst2", (SST2_LENGTH,), Tokens(), sst2, **_WORDS),
+    Source("imdb", (IMDB_LENGTH,), Tokens(), imdb, **_WORDS),
+)

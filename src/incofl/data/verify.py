@@ -1,16 +1,14 @@
 """Checks that a data set is what was published: sizes, class counts, checksums."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from torch import Tensor
-
+from incofl.data import find_source
 from incofl.data.cache import check_cache, unpack
 from incofl.data.dataset import Examples
 from incofl.data.source import Source
-from incofl.data.sources import find_source
 
 LARGEST = 10**9  # bytes that a packed file may unpack to
 
@@ -27,24 +25,19 @@ def verify(name: str, root: Path) -> list[Check]:
     """Reads a data set and compares it with what is published; unreadable files are an error."""
     source = find_source(name)
     files = [_check_file(path, str(path.relative_to(root)), source.checksums) for path in source.found(root)]
-    return check_counts(source, *source.load(root)) + files
+    return [*check_counts(source, *source.load(root)), *files]
 
 
-def check_counts(source: Source, train: Examples, test: Examples) -> list[Check]:
+def check_counts(source: Source, train: Examples, test: Examples) -> Iterator[Check]:
     """Compares the numbers of training and test examples of each class."""
-    return [
-        _check_part("training examples", train.y, source.train_counts),
-        _check_part("test examples", test.y, source.test_counts),
-    ]
-
-
-def _check_part(what: str, labels: Tensor, expected: Sequence[int]) -> Check:
-    if not expected:
-        return Check(what, "not checked", f"{len(labels):,}")
-    counts = [int((labels == label).sum()) for label in range(len(expected))]
-    if counts == [*expected] and len(labels) == sum(expected):
-        return Check(what, "ok", _by_class(counts))
-    return Check(what, "differs", f"{_by_class(counts)}; expected {_by_class(expected)}")
+    for what, y, expected in (("training", train.y, source.train_counts), ("test", test.y, source.test_counts)):
+        counts = [int((y == label).sum()) for label in range(len(expected))]
+        if not expected:
+            yield Check(f"{what} examples", "not checked", f"{len(y):,}")
+        elif counts == [*expected] and len(y) == sum(expected):
+            yield Check(f"{what} examples", "ok", _by_class(counts))
+        else:
+            yield Check(f"{what} examples", "differs", f"{_by_class(counts)}; expected {_by_class(expected)}")
 
 
 def _by_class(counts: Sequence[int]) -> str:
