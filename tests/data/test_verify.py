@@ -9,8 +9,7 @@ import pytest
 
 from incofl.data import DATASETS
 from incofl.data.cache import unpack, write_cache
-from incofl.data.hub import fetch
-from incofl.data.verify import Check, verify
+from incofl.data.provenance import Check, fetch, verify
 from incofl.errors import DataError
 from tests.data.idx import write_idx
 from tests.hub import examples, serve_small_svhn

@@ -98,7 +98,7 @@ def fetch(name: Name, root: Root = ROOT) -> None:
     anything over the network.
     """
     from incofl.data import find_source
-    from incofl.data.hub import fetch as fetch_from_hub
+    from incofl.data.provenance import fetch as fetch_from_hub
 
     if not find_source(name).files:
         typer.echo(f"{name} is embedded: there is nothing to fetch")
@@ -114,7 +114,7 @@ def verify(name: Name, root: Root = ROOT) -> None:
     Reads everything, and compares sizes, class counts and checksums.
     """
     from incofl.cli.display import make_console, print_table
-    from incofl.data.verify import verify as run_checks
+    from incofl.data.provenance import verify as run_checks
 
     checks = run_checks(name, root.expanduser())
     lines = [[check.what, check.verdict, check.note] for check in checks]

@@ -18,12 +18,11 @@ Pair = tuple[Examples, Examples]  # training and test examples
 
 def unpack(path: Path, most: int) -> bytes:
     """Decompresses a gzip file to its end, where its checksum is, and refuses more than ``most`` bytes."""
-    with explained(f"{path}: not a readable gzip file"):
-        with gzip.open(path) as file:
-            raw = file.read(most + 1)
+    with explained(f"{path}: not a readable gzip file"), gzip.open(path) as file:
+        raw = file.read(most + 1)
         if len(raw) > most:
             raise ValueError(f"more than the expected {most} bytes")
-    return raw
+        return raw
 
 
 def read_cache(path: Path, classes: int) -> Pair:
@@ -42,9 +41,9 @@ def read_cache(path: Path, classes: int) -> Pair:
 
 def write_cache(path: Path, train: Examples, test: Examples, source: str) -> None:
     """Writes examples into a file, which appears only when it is complete."""
-    splits = {"train": vars(train), "test": vars(test)}
+    named = {"train": train, "test": test}
     tensors = {
-        f"{split}.{field}": t.contiguous() for split, f in splits.items() for field, t in f.items() if t is not None
+        f"{split}.{key}": t.contiguous() for split in named for key, t in vars(named[split]).items() if t is not None
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.part")

@@ -41,7 +41,7 @@ class Source:
     names: Sequence[str] = ()  # names of the classes; none: numbers
     train_counts: Sequence[int] = ()  # training examples of each class
     test_counts: Sequence[int] = ()  # test examples of each class
-    hub: Mapping[str, str] = field(default_factory=dict)  # repository on the Hugging Face Hub, subset and revision
+    hub: Mapping[str, Any] = field(default_factory=dict)  # repository on the Hugging Face Hub, column, splits, revision
     checksums: Mapping[str, str] = field(default_factory=dict)  # MD5 by file name
 
     @property

@@ -40,12 +40,9 @@ def shakespeare(source: Source, path: Path) -> Pair:
 
 
 def windows_of_roles(text: str, where: str) -> Pair:
-    """Cuts what each role of a play says into windows; at each position the class is the character that follows.
-
-    Roles with enough text are a group each, in the order of their first words.
-    """
-    train: list[tuple[Tensor, Tensor, Tensor]] = []  # inputs, targets, role
-    test: list[tuple[Tensor, Tensor, Tensor]] = []
+    """Cuts what each role says into windows, where the next character is the class; roles with enough are groups."""
+    train: list[tuple[Tensor, ...]] = []  # inputs, targets and role of its windows, for each role
+    test: list[tuple[Tensor, ...]] = []
     for tokens in map(encode, speeches(text, where).values()):
         count = (len(tokens) - 1) // WINDOW
         kept = count - count // TEST_SHARE
@@ -54,7 +51,7 @@ def windows_of_roles(text: str, where: str) -> Pair:
             role = torch.full((count,), len(train))
             train.append((x[:kept], y[:kept], role[:kept]))
             test.append((x[kept:], y[kept:], role[kept:]))
-    if not any(len(x) for x, _, _ in test):
+    if not any(len(part[0]) for part in test):
         least = TEST_SHARE * WINDOW + 1
         raise DataError(f"{where}: {len(text)} characters, expected a role with {least} or more; the file is truncated")
     return Examples(*map(torch.cat, zip(*train, strict=True))), Examples(*map(torch.cat, zip(*test, strict=True)))
@@ -134,10 +131,7 @@ def halves_of_reviews(reviews: Labelled, where: str) -> Pair:
 
 
 def word_examples(train: Labelled, test: Labelled, length: int) -> Pair:
-    """Turns texts into tokens: lower case, words and punctuation, cut or padded to a length.
-
-    The vocabulary is the most frequent words of the training texts, the first in the alphabet of equally frequent ones.
-    """
+    """Turns texts into tokens of lower-case words and punctuation, the most frequent ones of the training texts."""
     # Equal words are one object, so that the words of many texts fit into memory.
     words = [[list(map(sys.intern, _WORD.findall(text.lower()))) for text, _ in part] for part in (train, test)]
     counts = Counter(itertools.chain.from_iterable(words[0]))
