@@ -180,16 +180,11 @@ def as_examples(given: Any, what: str, ignored: str | None = None) -> Examples:
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{what}: got {type(given).__name__}, expected a pair (inputs, targets)")
     inputs, targets = given
-    if isinstance(inputs, Mapping):
-        x: Inputs = {str(name): _as_tensor(value, f"{what} input {name!r}") for name, value in inputs.items()}
-    elif isinstance(inputs, tuple):
-        x = tuple(_as_tensor(value, f"{what} input {at}") for at, value in enumerate(inputs))
-    else:
-        x = _as_tensor(inputs, f"{what} inputs")
-    y = _as_tensor(targets, f"{what} targets")
-    if num_examples(x) != len(y):
-        raise DataError(f"{what}: got {num_examples(x)} inputs and {len(y)} targets, expected as many of each")
-    return Examples(x, y if y.is_floating_point() else y.long())
+    raw = Examples({str(key): inputs[key] for key in inputs} if isinstance(inputs, Mapping) else inputs, targets)
+    found = raw.with_tensors({name: _as_tensor(value, f"{what} {name}") for name, value in raw.tensors().items()})
+    if (count := num_examples(found.x)) != len(found):
+        raise DataError(f"{what}: got {count} inputs and {len(found)} targets, expected as many of each")
+    return found if found.y.is_floating_point() else Examples(found.x, found.y.long())
 
 
 def _as_tensor(value: Any, what: str) -> Tensor:

@@ -30,12 +30,12 @@ def by_split(read: Callable[[Source, Path, str, Sequence[int]], Examples]) -> Re
 
 
 def labelled(x: np.ndarray, labels: np.ndarray, path: Path, values: Sequence[int] = range(10)) -> Examples:
-    """Makes examples of arrays; a label is one of these values, of which each is a class."""
+    """Makes examples of arrays; class c has the label ``values[c]`` in the file."""
     odd = labels[~np.isin(labels, values)]
     if len(odd):
         raise DataError(f"{path}: a label is {odd[0]}, expected {min(values)} to {max(values)}; the file is damaged")
     y = (labels[:, None] == np.array(values)).argmax(1)
-    return Examples(torch.from_numpy(np.array(x, order="C")), torch.from_numpy(y))
+    return Examples(torch.from_numpy(np.require(x, requirements="CW")), torch.from_numpy(y))
 
 
 @by_split
@@ -125,8 +125,9 @@ def cinic10(source: Source, path: Path, split: str, counts: Sequence[int]) -> Ex
     for name in (*expected, *found):
         if (number := len(found.get(name, ()))) != expected.get(name):
             raise DataError(f"{folder / name}: {number} PNG files, expected {expected}; unpack the archive again")
+    files = [file for name in expected for file in found[name]]
     with ThreadPoolExecutor() as pool:
-        pixels = np.stack(list(pool.map(_png, [file for name in expected for file in found[name]])))
+        pixels = np.fromiter(pool.map(_png, files), np.dtype((np.uint8, (3, 32, 32))), len(files))
     return labelled(pixels, np.repeat(np.arange(len(counts)), counts), folder)
 
 

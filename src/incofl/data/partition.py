@@ -48,8 +48,7 @@ def natural_partition(groups: Tensor | None, clients: int, rng: np.random.Genera
 class VirtualPartition(Sequence[Tensor]):
     """A population of any size over a fixed pool of examples; a client costs nothing until it is asked for.
 
-    Each client has ``examples`` examples: a label mix p ~ Dirichlet(alpha), then examples of those labels, all drawn
-    from a stream that follows from (seed, client). Clients may share examples.
+    A client draws p ~ Dirichlet(alpha), then its examples by these shares of the labels; clients may share examples.
     """
 
     def __init__(self, labels: Tensor, clients: int, alpha: float, examples: int, stream: Stream) -> None:
@@ -66,8 +65,7 @@ class VirtualPartition(Sequence[Tensor]):
         if not 0 <= client < len(self):
             raise IndexError(client)
         rng = self._stream(client)
-        shares = rng.dirichlet(np.full(len(self._members), self._alpha))
-        counts = rng.multinomial(self._examples, shares)
+        counts = rng.multinomial(self._examples, rng.dirichlet(np.full(len(self._members), self._alpha)))
         drawn = [rng.choice(own, count) for own, count in zip(self._members, counts, strict=True) if count]
         return torch.from_numpy(np.concatenate(drawn))
 

@@ -41,20 +41,18 @@ def shakespeare(source: Source, path: Path) -> Pair:
 
 def windows_of_roles(text: str, where: str) -> Pair:
     """Cuts what each role says into windows, where the next character is the class; roles with enough are groups."""
-    train: list[tuple[Tensor, ...]] = []  # inputs, targets and role of its windows, for each role
-    test: list[tuple[Tensor, ...]] = []
+    roles: list[tuple[Tensor, ...]] = []  # inputs, targets and role of each window, and whether it is tested on
     for tokens in map(encode, speeches(text, where).values()):
         count = (len(tokens) - 1) // WINDOW
         kept = count - count // TEST_SHARE
         if kept >= LEAST_WINDOWS:
             x, y = (torch.from_numpy(tokens[at : at + count * WINDOW]).view(count, WINDOW) for at in (0, 1))
-            role = torch.full((count,), len(train))
-            train.append((x[:kept], y[:kept], role[:kept]))
-            test.append((x[kept:], y[kept:], role[kept:]))
-    if not any(len(part[0]) for part in test):
+            roles.append((x, y, torch.full((count,), len(roles)), torch.arange(count) >= kept))
+    if not any(tested.any() for *_, tested in roles):
         least = TEST_SHARE * WINDOW + 1
         raise DataError(f"{where}: {len(text)} characters, expected a role with {least} or more; the file is truncated")
-    return Examples(*map(torch.cat, zip(*train, strict=True))), Examples(*map(torch.cat, zip(*test, strict=True)))
+    x, y, groups, tested = map(torch.cat, zip(*roles, strict=True))
+    return Examples(x, y, groups).pick(~tested), Examples(x, y, groups).pick(tested)
 
 
 def speeches(text: str, where: str) -> dict[str, str]:
@@ -111,7 +109,7 @@ def imdb(source: Source, path: Path) -> Pair:
             text, label = (entry.get("t"), entry.get("s")) if isinstance(entry, dict) else (None, None)
             if not isinstance(text, str) or isinstance(label, bool) or label not in (0, 1):
                 raise ValueError(f"entry {number} is {str(entry)[:60]!r}")
-    return halves_of_reviews([(entry["t"], entry["s"]) for entry in entries], str(path))
+    return halves_of_reviews([(entry["t"], int(entry["s"])) for entry in entries], str(path))
 
 
 def halves_of_reviews(reviews: Labelled, where: str) -> Pair:
