@@ -35,7 +35,7 @@ def labelled(x: np.ndarray, labels: np.ndarray, path: Path, values: Sequence[int
     if len(odd):
         raise DataError(f"{path}: a label is {odd[0]}, expected {min(values)} to {max(values)}; the file is damaged")
     y = (labels[:, None] == np.array(values)).argmax(1)
-    return Examples(torch.from_numpy(np.require(x, requirements="CW")), torch.from_numpy(y))
+    return Examples(torch.from_numpy(np.require(x, requirements=["C", "W"])), torch.from_numpy(y))
 
 
 @by_split
