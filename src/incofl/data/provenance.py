@@ -39,11 +39,9 @@ def _images(source: Source, train: Rows, test: Rows) -> Pair:
 
 
 _TEXTS: dict[str, Callable[[Source, Rows, Rows], Pair]] = {
-    "sst2": lambda source, train, test: word_examples([*train], [*test], SST2_LENGTH),
-    "imdb": lambda source, train, test: halves_of_reviews([*train, *test], source.name),
-    "shakespeare": lambda source, train, test: windows_of_roles(
-        "".join(text for text, _ in [*train, *test]), source.name
-    ),
+    "sst2": lambda _, train, test: word_examples([*train], [*test], SST2_LENGTH),
+    "imdb": lambda _, train, test: halves_of_reviews([*train, *test], "imdb"),
+    "shakespeare": lambda _, train, test: windows_of_roles("".join(row[0] for row in [*train, *test]), "shakespeare"),
 }
 
 
@@ -59,15 +57,13 @@ def fetch(name: str, root: Path, begin: Callable[[str], None] = lambda address: 
     with needs_extra("hub", name):  # before anything is done; PIL decodes images
         datasets, _ = (importlib.import_module(package) for package in ("datasets", "PIL"))
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what matters of a failure is in its exception
+    repository, address = hub["repository"], f"https://huggingface.co/datasets/{hub['repository']}"
 
     def rows(splits: list[str]) -> Rows:
         for split in splits:
-            part = datasets.load_dataset(
-                hub["repository"], hub.get("subset"), split=split, revision=hub.get("revision")
-            )
-            yield from ((row[hub["column"]], row.get("label")) for row in part)
+            found = datasets.load_dataset(repository, hub.get("subset"), split=split, revision=hub.get("revision"))
+            yield from ((row[hub["column"]], row.get("label")) for row in found)
 
-    address = f"https://huggingface.co/datasets/{hub['repository']}"
     begin(address)
     hint = f"try again, or put the original files into {root / source.files[0]}"
     with explained(f"{name}: {address} cannot be loaded", hint):
