@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from incofl.analysis.runs import RecordedRun
 from incofl.client import Upload
-from incofl.data.batches import eval_batches
-from incofl.data.dataset import Examples
+from incofl.data import Examples, eval_batches
 from incofl.engine.checkpoint import load_checkpoint
 from incofl.engine.executor import make_store
 from incofl.engine.federation import Federation, Job

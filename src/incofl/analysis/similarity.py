@@ -13,7 +13,7 @@ from incofl.analysis.cka import cka_matrix, debiased_matrix, gram
 from incofl.analysis.clients import EXAMPLES, Member, Replay, choose, common_points, remembers
 from incofl.analysis.plots import HEAT, drawn, look, panels
 from incofl.analysis.runs import RecordedRun, by_seed
-from incofl.data.dataset import Examples
+from incofl.data import Examples
 from incofl.engine.federation import Federation
 from incofl.engine.worker import one_thread
 from incofl.errors import ConfigError, RunError

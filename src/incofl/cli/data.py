@@ -24,13 +24,13 @@ MOST_SIZES = 10_000  # clients whose sizes are looked at: a virtual population h
 def list_(root: Root = ROOT) -> None:
     """List the data sets, and which of them are found in DIR."""
     from incofl.cli.display import make_console, print_table
-    from incofl.data.manifests import PUBLISHED
+    from incofl.data import DATASETS
 
     lines = [["data set", "training", "test", "files", "what"]]
-    for name, published in PUBLISHED.items():
-        sizes = [f"{sum(counts):,}" if counts else "-" for counts in (published.train, published.test)]
-        presence = "found" if published.found(root.expanduser()) else "not found"
-        lines.append([name, *sizes, presence if published.files else "embedded", published.summary])
+    for name, source in DATASETS.items():
+        sizes = [f"{sum(counts):,}" if counts else "-" for counts in (source.train_counts, source.test_counts)]
+        presence = "found" if source.found(root.expanduser()) else "not found"
+        lines.append([name, *sizes, presence if source.files else "embedded", source.summary])
     print_table(make_console(), lines)
 
 
@@ -61,7 +61,7 @@ def show(
     config = load_config(None, [f"data.root={json.dumps(str(root))}", *arg.overrides(set_, data=name)])
     data = build_data(config)
     partition = build_partition(config, data)
-    names = source.published.names or tuple(map(str, range(source.classes)))
+    names = source.names or tuple(map(str, range(source.classes)))
     console = make_console()
     console.print(f"{name}: {len(data.train):,} training and {len(data.test):,} test examples, {data.classes} classes")
     shape = " x ".join(map(str, source.view(config.data.side).shape))
@@ -98,9 +98,9 @@ def fetch(name: Name, root: Root = ROOT) -> None:
     anything over the network.
     """
     from incofl.data import find_source
-    from incofl.data.hub import fetch as fetch_from_hub
+    from incofl.data.provenance import fetch as fetch_from_hub
 
-    if not find_source(name).published.files:
+    if not find_source(name).files:
         typer.echo(f"{name} is embedded: there is nothing to fetch")
     else:
         path = fetch_from_hub(name, root.expanduser(), lambda address: typer.echo(f"fetching {address}"))
@@ -114,7 +114,7 @@ def verify(name: Name, root: Root = ROOT) -> None:
     Reads everything, and compares sizes, class counts and checksums.
     """
     from incofl.cli.display import make_console, print_table
-    from incofl.data.verify import verify as run_checks
+    from incofl.data.provenance import verify as run_checks
 
     checks = run_checks(name, root.expanduser())
     lines = [[check.what, check.verdict, check.note] for check in checks]

@@ -42,7 +42,7 @@ def new(
     values = {"method": config.method, "rounds": config.rounds, "seed": config.seed}
     values |= {"data.clients": clients, "cohort": clients}
     values |= {key: json.loads(value) for key, _, value in (override.partition("=") for override in chosen)}
-    if find_source(config.data.name).published.files:
+    if find_source(config.data.name).files:
         values["data.root"] = str(Path(config.data.root).expanduser().resolve())
     name = app_name(folder)
     fields = {"name": name, "clients": clients, "half": (clients + 1) // 2, "preset": preset}
