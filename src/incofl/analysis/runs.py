@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -19,33 +18,23 @@ from incofl.models import Model
 from incofl.server import Server
 
 
-@dataclass(frozen=True)
 class RecordedRun:
     """A run folder; what is in it is read when it is first asked for."""
 
-    folder: RunFolder
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder, self.path, self.name = folder, folder.path, folder.path.name
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """Opens a run folder; refuses one without a run or without a finished round."""
-        folder = RunFolder(Path(path))
+        folder, hint = RunFolder(Path(path)), "expected the folder of a run (incofl run --out, or out= in Python)"
         if not folder.path.is_dir():
-            raise RunError(f"{path}: no such folder, expected a run folder (incofl run --out {path} makes one)")
+            raise RunError(f"{path}: no such folder, {hint}")
         if not folder.config.exists():
-            raise RunError(f"{path}: holds no run, expected a folder that incofl run made")
+            raise RunError(f"{path}: holds no run, {hint}")
         if not folder.rows():
-            raise RunError(f"{path}: holds no finished round; continue it with: incofl run --resume --out {path}")
+            raise RunError(f"{path}: holds no finished round; continue it (--resume, or resume=True in Python)")
         return cls(folder)
-
-    @property
-    def path(self) -> Path:
-        """The folder, as the user named it."""
-        return self.folder.path
-
-    @property
-    def name(self) -> str:
-        """The name in tables and figures."""
-        return self.path.name
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -57,23 +46,20 @@ class RecordedRun:
 
     @property
     def seed(self) -> int:
-        """The seed of the run."""
         return int(self.values["seed"])
 
     @property
     def method(self) -> str:
-        """The name of the method."""
         return str(self.values["method"])
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        return self.folder.rows()
 
     @cached_property
     def config(self) -> Config:
         """The config of the run; needs the objects that it names."""
         return load_config(self.folder.config)
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """The records of the finished rounds."""
-        return self.folder.rows()
 
     @cached_property
     def model(self) -> Model:
@@ -82,7 +68,6 @@ class RecordedRun:
 
     @property
     def layout(self) -> Layout:
-        """The structure of the server model."""
         return self.model.layout
 
     @cached_property
@@ -111,10 +96,7 @@ AnyRun = TypeVar("AnyRun", bound=RecordedRun)
 
 
 def find_runs(paths: Sequence[str | Path], kind: type[AnyRun]) -> list[AnyRun]:
-    """Opens the runs in some folders: each is a run folder, or holds run folders as ``incofl compare`` makes them.
-
-    Inside a folder of runs, those without a finished round are left out.
-    """
+    """Opens the runs in some folders: each is a run folder, or holds run folders, of which the begun ones count."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         inside = [] if RunFolder(path).config.exists() else [file.parent for file in path.rglob("config.toml")]
@@ -136,9 +118,8 @@ def by_seed(runs: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
     for run in runs:
         groups.setdefault(json.dumps(_binding(run), sort_keys=True, default=str), []).append(run)
     result: dict[str, list[AnyRun]] = {}
-    firsts = [group[0] for group in groups.values()]
     for number, group in enumerate(groups.values(), start=1):
-        label = _label(group[0], firsts)
+        label = _label(group[0], runs)
         result[f"{label} ({number})" if label in result else label] = sorted(group, key=lambda run: run.seed)
     return result
 
@@ -157,8 +138,6 @@ def _label(run: RecordedRun, others: Sequence[RecordedRun]) -> str:
 
 def plain(value: Any) -> str:
     """Returns a value of a config as a person writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(map(plain, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
