@@ -102,9 +102,7 @@ def first_seeds(found: Mapping[RecordedRun, Found]) -> dict[str, Found]:
 
 def evenly(values: Sequence[Found], most: int) -> list[Found]:
     """Returns at most ``most`` values, evenly spaced; the last is always among them, the first if there are two."""
-    if most < 2:
-        return list(values[len(values) - most :])
-    return [values[at] for at in np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))]
+    return [values[at] for at in np.unique(np.linspace(len(values) - 1, 0, min(most, len(values))).round().astype(int))]
 
 
 def analyze(

@@ -6,7 +6,7 @@ Frobenius norm of what InCo adds to the update, ``norm_deep`` that of the update
 the norms, of Gaussian noise in place of InCo.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from incofl.analysis.analyze import Findings, Options, cell, first_seeds
-from incofl.analysis.layers import Layers, Record
-from incofl.analysis.plots import Axes, drawn, layer_axis, look
+from incofl.analysis.layers import Array, Layers, Record
+from incofl.analysis.plots import drawn, layer_axis, look
 from incofl.analysis.runs import RecordedRun
 from incofl.errors import RunError
 
@@ -37,15 +37,15 @@ class Coefficients:
         """What the transform adds, in words."""
         return "noise" if self.kind == "noise" else "InCo" if self.optimise else "InCo without optimisation"
 
-    def norm_of_change(self) -> dict[int, float]:
-        """Returns the Frobenius norm of the change of all layers together, by round."""
-        norms = np.sqrt(np.nansum(self.layers.numbers["norm_change"] ** 2, axis=0))
-        return dict(zip(self.layers.rounds, norms.tolist(), strict=True))
-
     def unsteadiness(self) -> float | None:
         """Returns the mean size of the norm's change from a round to the next, over its mean: 0 for a constant."""
-        values = np.array(list(self.norm_of_change().values()))
+        values = norms(self.layers)
         return float(np.abs(np.diff(values)).mean() / values.mean()) if len(values) > 1 and values.mean() > 0 else None
+
+
+def norms(layers: Layers) -> Array:
+    """Returns the Frobenius norm of the change of some layers together, by round."""
+    return np.asarray(np.sqrt(np.nansum(layers.numbers["norm_change"] ** 2, axis=0)))
 
 
 def coefficients(run: RecordedRun) -> Coefficients | None:
@@ -72,12 +72,6 @@ def derived(record: Record) -> dict[str, float]:
     return found | ({"relative_change": found["norm_change"] / deep} if (deep := found.get("norm_deep")) else {})
 
 
-def mean(values: Iterable[float]) -> float | None:
-    """Returns the mean; ``None`` of nothing."""
-    known = list(values)
-    return float(np.mean(known)) if known else None
-
-
 def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = None) -> Findings:
     """Draws theta, beta and the size of the change of each run with InCo or noise, and such runs next to each other."""
     findings = Findings("what is added to the updates of deep layers: means over layers and rounds")
@@ -85,68 +79,52 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     if not found:
         raise RunError(f"coefficients: {runs[0].path} and the others are runs without InCo and without noise")
     for run, one in found.items():
-        theta, _, units, rounds, change = (mean(one.layers.means(what).values()) for what in MEANS)
+        means = [list(one.layers.means(what).values()) for what in MEANS]
+        theta, _, units, rounds, change = (float(np.mean(values)) if values else None for values in means)
         row = {"run": run.name, "adds": one.what, "layers": len(one.layers.group_of), "theta": theta}
         row |= {"beta > 0": cell(units, ".1%"), "beta > 0 in rounds": cell(rounds, ".1%")}
-        row |= {"norm": cell(mean(one.norm_of_change().values()), ".3g"), "relative": change}
+        row |= {"norm": cell(float(norms(one.layers).mean()), ".3g"), "relative": change}
         findings.row(row | {"unsteadiness": one.unsteadiness()})
         findings.json(run, "coefficients.json", summary(one))
-        path = findings.file(run, "coefficients.png")
-        draw_run(path, one, run.name) if one.kind == "inco" else draw_runs(path, {run.name: one})
+        stages = dict.fromkeys(one.layers.group_of.values())
+        title = f"{run.name}: coefficients of {one.what}, a line or points for each deep layer"
+        draw(findings.file(run, "coefficients.png"), title, {stage: one.layers.group(stage) for stage in stages})
     if len(settings := first_seeds(found)) > 1:
-        draw_runs(findings.file(out, "coefficients.png"), settings)
+        series = {f"{label} ({one.what})": one.layers for label, one in settings.items()}
+        draw(findings.file(out, "coefficients.png"), "coefficients by run", series)
     return findings
 
 
 def summary(found: Coefficients) -> dict[str, Any]:
     """Returns the content of ``coefficients.json``."""
-    norms, means = found.norm_of_change(), {what: found.layers.means(what) for what in MEANS}
-    change = {"values": list(norms.values()), "mean": mean(norms.values()), "unsteadiness": found.unsteadiness()}
+    values, means = norms(found.layers), {what: found.layers.means(what) for what in MEANS}
+    change = {"values": values, "mean": values.mean(), "unsteadiness": found.unsteadiness()}
     by_layer = {name: {what: values.get(name) for what, values in means.items()} for name in found.layers.group_of}
     start = {"kind": found.kind, "optimise": found.optimise, "norm_of_change": change}
     return start | found.layers.json(mean=by_layer)
 
 
-def draw_run(path: Path, found: Coefficients, name: str) -> None:
-    """Draws theta and beta of each layer by round, the share of beta > 0 by layer, and the relative change."""
-    layers, stages = found.layers, list(dict.fromkeys(found.layers.group_of.values()))
-    looks = {layer: look(stages.index(stage), label=stage, ms=3.5) for layer, stage in layers.group_of.items()}
-    title = f"{name}: InCo's coefficients, a line or points for each deep layer"
-    with drawn(path, title, (4.6, max(2.6, 1.2 + 0.17 * len(looks))), 4, 2) as (theta, beta, share, change):
-        for axes, what in ((theta, "theta"), (beta, "beta"), (change, "relative_change")):
-            for style, values in zip(looks.values(), layers.numbers[what], strict=True):
-                axes.plot(layers.rounds, values, **style, lw=0 if axes is beta else 1, alpha=0.8)
-        theta.axhline(1, color="black", ls="--", lw=1, label="without optimisation")
+def draw(path: Path, title: str, series: Mapping[str, Layers]) -> None:
+    """Draws theta, beta and change of each layer by round, the norm of each series, the share of beta > 0 by layer."""
+    names = list(dict.fromkeys(name for layers in series.values() for name in layers.group_of))
+    with drawn(path, title, (3.7, max(2.6, 0.9 + 0.17 * len(names))), 5, 3) as (theta, beta, change, norm, share, _):
+        for place, (label, layers) in enumerate(series.items()):
+            style = look(place, label=label, lw=1, ms=3.5)
+            for axes, what in ((theta, "theta"), (beta, "beta"), (change, "relative_change")):
+                for values in layers.numbers.get(what, ()):
+                    axes.plot(layers.rounds, values, **style)
+            norm.plot(layers.rounds, norms(layers), **style)
+            for name, positive in layers.means("beta_positive").items():
+                share.plot(100 * positive, names.index(name), **style)
+        beta_rows = [row for layers in series.values() for row in layers.rows("beta").values()]
+        if sizes := [size for row in beta_rows for size in np.abs(row) if size > 0]:
+            beta.set_yscale("symlog", linthresh=float(np.quantile(sizes, 0.1)))
+            theta.axhline(1, color="black", ls="--", lw=1, label="without optimisation, or by chance")
+            share.axvline(50, color="black", ls="--", lw=1)
         theta.set(xlabel="round", ylabel=r"$\theta$, mean over units", ylim=(0, None))
-        if len(sizes := np.abs(np.concatenate([*layers.rows("beta").values()]))) and sizes.any():
-            beta.set_yscale("symlog", linthresh=float(np.quantile(sizes[sizes > 0], 0.1)))
         beta.set(xlabel="round", ylabel=r"$\beta$, mean over units (signed log)")
         change.set(xlabel="round", ylabel="norm of change / norm of update", ylim=(0, None))
-        _shares(share, [(found, looks)])
-
-
-def draw_runs(path: Path, runs: Mapping[str, Coefficients]) -> None:
-    """Draws the size of what each run adds by round, and the share of beta > 0 by layer where runs have InCo."""
-    looks = {label: look(at, label=f"{label} ({found.what})") for at, (label, found) in enumerate(runs.items())}
-    mixed = {label: found for label, found in runs.items() if found.kind == "inco"}
-    rows = len({layer for found in mixed.values() for layer in found.layers.group_of})
-    title = "InCo's coefficients by run" if mixed else "noise on deep layers"
-    with drawn(path, title, (4.6, max(2.6, 0.6 + 0.18 * rows)), 1 + bool(mixed)) as (norm, *share):
-        for label, found in runs.items():
-            norm.plot(*zip(*found.norm_of_change().items(), strict=True), **looks[label])
         norm.set(xlabel="round", ylabel="Frobenius norm of what is added", ylim=(0, None))
-        for axes in share:
-            _shares(axes, [(one, dict.fromkeys(one.layers.group_of, looks[label])) for label, one in mixed.items()])
-
-
-def _shares(axes: Axes, runs: Sequence[tuple[Coefficients, Mapping[str, dict[str, Any]]]]) -> None:
-    """Draws the share of beta > 0 by layer, for runs with the look of each layer."""
-    names = list(dict.fromkeys(layer for found, _ in runs for layer in found.layers.group_of))
-    for found, looks in runs:
-        for layer, share in found.layers.means("beta_positive").items():
-            axes.plot(100 * share, names.index(layer), **looks[layer])
-    axes.axvline(50, color="black", ls="--", lw=1)
-    layer_axis(axes, names)
-    low, high = axes.get_xlim()
-    axes.set(xlim=(min(low, 40), max(high, 60)))  # otherwise chance would look like much
-    axes.set_xlabel(r"units with $\beta > 0$, mean over rounds, in percent")
+        low, high = share.get_xlim()
+        share.set(xlim=(min(low, 40), max(high, 60)), xlabel=r"units with $\beta > 0$, mean over rounds, in percent")
+        layer_axis(share, names)

@@ -23,20 +23,8 @@ from incofl.analysis.updates import describe, update_rounds, updates
 from incofl.errors import RunError
 from incofl.statistics import Correlation, correlation
 
-# Statistics of updates that may go with their similarity, with their labels in figures.
-STATISTICS = {
-    "mean": "size of the mean",
-    "variance": "variance",
-    "covariance": "covariance",
-    "difference": "mean size of the difference",
-    "roughness": "roughness",
-}
+STATISTICS = ("mean", "variance", "covariance", "difference", "roughness")  # of updates, that may go with their CKA
 SIMILARITIES = {"cka": "CKA of updates: lowest, mean, highest round", "debiased": "the same, debiased (unrelated: 0)"}
-
-
-def matrix(update: Tensor) -> Tensor:
-    """Returns an update with a row for each output; every element of a vector is a row."""
-    return update.reshape(len(update), -1).double()
 
 
 def compare_updates(one: Tensor, other: Tensor) -> dict[str, float] | None:
@@ -45,7 +33,7 @@ def compare_updates(one: Tensor, other: Tensor) -> dict[str, float] | None:
     Returns ``None`` where a run did not move the layer, or all its outputs alike. Debiased CKA is not a number below
     four rows, and roughness for few elements.
     """
-    a, b = matrix(one), matrix(other)
+    a, b = (update.reshape(len(update), -1).double() for update in (one, other))  # each element of a vector is a row
     grams = [gram(a), gram(b)]
     if not all(k.any() for k in grams):
         return None
@@ -149,4 +137,4 @@ def draw_relations(path: Path, found: Layers, title: str) -> None:
                 style |= {"label": short(head)} if name == head else {"mfc": "none"}
                 axes.plot(values[name], similarity[name], **style)
             r = f"r = {known.pearson:+.2f}, $\\rho$ = {known.spearman:+.2f}" if known.pearson is not None else ""
-            axes.set(title=r or f"{known.points} layers", xlabel=STATISTICS[what], ylabel="CKA")
+            axes.set(title=r or f"{known.points} layers", xlabel=what, ylabel="CKA")

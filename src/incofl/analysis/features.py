@@ -105,8 +105,8 @@ def embed(rows: np.ndarray, seed: int) -> np.ndarray:
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    tsne = TSNE(2, perplexity=min(PERPLEXITY, (len(rows) - 1) / 3), init="pca", random_state=seed)
     with threadpool_limits(1):  # sums depend on the number of threads that share them
+        tsne = TSNE(2, perplexity=min(PERPLEXITY, (len(rows) - 1) / 3), init="pca", random_state=seed)
         return np.asarray(tsne.fit_transform(rows))
 
 

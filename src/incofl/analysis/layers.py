@@ -26,11 +26,6 @@ def groups_of(layout: Layout) -> dict[str, str]:
     return {name: shallow for shallow, names in groups.items() for name in names}
 
 
-def role(name: str, head: str) -> str:
-    """Returns what a layer is in the group of a shallow one."""
-    return "shallow" if name == head else "deep"
-
-
 @dataclass(frozen=True)
 class Contest:
     """How often the shallow layer of a group has a larger value than a deep one."""
@@ -59,9 +54,17 @@ class Layers:
         numbers = {key: np.array(row, dtype=np.float64) for key, row in rows.items()}
         return cls({name: group_of[name] for name in known}, rounds, numbers)
 
+    def role(self, name: str) -> str:
+        return "shallow" if name == self.group_of[name] else "deep"
+
     @property
     def span(self) -> str:
         return f"{self.rounds[0]}-{self.rounds[-1]}"
+
+    def group(self, head: str) -> "Layers":
+        chosen = [own == head for own in self.group_of.values()]
+        numbers = {key: values[chosen] for key, values in self.numbers.items()}
+        return Layers({name: own for name, own in self.group_of.items() if own == head}, self.rounds, numbers)
 
     def rows(self, what: str) -> dict[str, Array]:
         """Returns the known values of one number, by layer."""
@@ -93,7 +96,7 @@ class Layers:
     def json(self, **more: Mapping[str, Any]) -> dict[str, Any]:
         """Returns all numbers by layer, and more of each."""
         found = {
-            name: {"group": head, "role": role(name, head)}
+            name: {"group": head, "role": self.role(name)}
             | {key: values[name] for key, values in more.items()}
             | {key: values[at] for key, values in self.numbers.items()}
             for at, (name, head) in enumerate(self.group_of.items())
@@ -109,7 +112,7 @@ class Layers:
         with drawn(path, title, (3.0, 0.24 * len(names) + 0.7), len(panels), sharey=True) as drawings:
             for axes, (what, label) in zip(drawings, panels.items(), strict=True):
                 for name, row in self.rows(what).items():
-                    (low, middle, high), kind = span(row), role(name, self.group_of[name])
+                    (low, middle, high), kind = span(row), self.role(name)
                     axes.hlines(names.index(name), low, high, color=LOOKS[kind]["color"], lw=2, alpha=0.45)
                     axes.plot(middle, names.index(name), **LOOKS[kind], label=f"{kind} layer")
                 axes.set_xlabel(label)

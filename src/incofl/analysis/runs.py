@@ -11,7 +11,7 @@ from incofl.config import UNBOUND, Config, load_config, read_toml
 from incofl.engine.build import build, build_model
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint
 from incofl.engine.federation import Federation
-from incofl.engine.run_folder import Row, RunFolder
+from incofl.engine.run_folder import RunFolder
 from incofl.errors import RunError
 from incofl.layout import Layout
 from incofl.models import Model
@@ -19,10 +19,16 @@ from incofl.server import Server
 
 
 class RecordedRun:
-    """A run folder; what is in it is read when it is first asked for."""
+    """A run folder: its config and rounds; model, data and states are read when they are first asked for."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self.folder, self.path, self.name = folder, folder.path, folder.path.name
+        self.folder, self.path, self.name, self.rows = folder, folder.path, folder.path.name, folder.rows()
+        # By dotted key; unlike the config they can be read without the objects that they name.
+        tree: dict[str, Any] = read_toml(folder.config)
+        tables = {name: table for name, table in tree.items() if isinstance(table, dict)}
+        self.values = {key: value for key, value in tree.items() if key not in tables}
+        self.values |= {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
+        self.seed, self.method = int(self.values["seed"]), str(self.values["method"])
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -35,26 +41,6 @@ class RecordedRun:
         if not folder.rows():
             raise RunError(f"{path}: holds no finished round; continue it (--resume, or resume=True in Python)")
         return cls(folder)
-
-    @cached_property
-    def values(self) -> dict[str, Any]:
-        """The values of the config by dotted key, which can be read without the objects that they name."""
-        tree = read_toml(self.folder.config)
-        tables = {name: table for name, table in tree.items() if isinstance(table, dict)}
-        flat = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
-        return {key: value for key, value in tree.items() if key not in tables} | flat
-
-    @property
-    def seed(self) -> int:
-        return int(self.values["seed"])
-
-    @property
-    def method(self) -> str:
-        return str(self.values["method"])
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        return self.folder.rows()
 
     @cached_property
     def config(self) -> Config:
@@ -113,27 +99,22 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def by_seed(runs: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
-    """Groups the runs that have one config but for the seed, by seed; the labels tell the groups apart."""
+    """Groups the runs that have one config but for the seed, by seed.
+
+    A label is the method, with up to three keys that tell the group from others of the same method.
+    """
+    binding = {run: {key: v for key, v in run.values.items() if key not in UNBOUND and key != "seed"} for run in runs}
     groups: dict[str, list[AnyRun]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(_binding(run), sort_keys=True, default=str), []).append(run)
-    result: dict[str, list[AnyRun]] = {}
+        groups.setdefault(json.dumps(binding[run], sort_keys=True, default=str), []).append(run)
+    labelled: dict[str, list[AnyRun]] = {}
     for number, group in enumerate(groups.values(), start=1):
-        label = _label(group[0], runs)
-        result[f"{label} ({number})" if label in result else label] = sorted(group, key=lambda run: run.seed)
-    return result
-
-
-def _binding(run: RecordedRun) -> dict[str, Any]:
-    """Returns all values that can change results, but for the seed."""
-    return {key: value for key, value in run.values.items() if key not in UNBOUND and key != "seed"}
-
-
-def _label(run: RecordedRun, others: Sequence[RecordedRun]) -> str:
-    """Returns the method, with up to three keys that tell the run from others of the same method."""
-    mine, rivals = _binding(run), [other.values for other in others if other.method == run.method]
-    telling = [key for key in mine if any(rival.get(key) != mine[key] for rival in rivals)]
-    return ", ".join([run.method, *(f"{key.rpartition('.')[2]} {plain(mine[key])}" for key in telling[:3])])
+        method, mine = group[0].method, binding[group[0]]
+        rivals = [other.values for other in runs if other.method == method]
+        telling = [key for key in mine if any(rival.get(key) != mine[key] for rival in rivals)]
+        label = ", ".join([method, *(f"{key.rpartition('.')[2]} {plain(mine[key])}" for key in telling[:3])])
+        labelled[f"{label} ({number})" if label in labelled else label] = sorted(group, key=lambda run: run.seed)
+    return labelled
 
 
 def plain(value: Any) -> str:

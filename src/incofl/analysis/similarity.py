@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from incofl.analysis.analyze import Findings, Options, evenly, first_seeds
+from incofl.analysis.analyze import Findings, Options, evenly
 from incofl.analysis.cka import FEWEST, cka_matrix, debiased_matrix, gram
 from incofl.analysis.clients import EXAMPLES, Member, Replay, choose, common_points
 from incofl.analysis.plots import HEAT, drawn, look
@@ -59,6 +59,10 @@ class Similarity:
     @property
     def accuracy(self) -> float | None:
         return next(entry.accuracy for entry in self.history if entry.round == self.round)
+
+
+Lines = Mapping[str, Sequence[ByDepth]]  # mean CKA of seeds, by label
+Groups = Mapping[str, Sequence[Similarity]]  # results of seeds, by label
 
 
 def similarity(run: RecordedRun, options: Options | None = None) -> Similarity:
@@ -128,30 +132,21 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     findings = Findings(TITLE)
     found = findings.of_each(runs, lambda run: similarity(run, options))
     for run, one in found.items():
-        depths = {"all pairs": one.mean_by_depth, "same level": one.within_level}
-        depths |= {"different levels": one.between_levels, "all pairs, debiased": one.debiased_by_depth}
-        row = {
-            "run": run.name,
-            "round": one.round,
-            "accuracy": one.accuracy,
-            "from": one.points[0],
-            "to": one.points[-1],
-        }
-        row |= {
-            "CKA shallow": one.mean_by_depth[0],
-            "deep": one.mean_by_depth[-1],
-            "deep, same level": one.within_level[-1],
-        }
-        row |= {"different levels": one.between_levels[-1], "deep, debiased": one.debiased_by_depth[-1]}
+        every, same, different, debiased = (
+            one.mean_by_depth,
+            one.within_level,
+            one.between_levels,
+            one.debiased_by_depth,
+        )
         deep = one.correlation[one.points[-1]]
+        row = {"run": run.name, "round": one.round, "accuracy": one.accuracy, "from": one.points[0]}
+        row |= {"to": one.points[-1], "CKA shallow": every[0], "deep": every[-1], "deep, same level": same[-1]}
+        row |= {"different levels": different[-1], "deep, debiased": debiased[-1]}
         findings.row(row | {"r with accuracy": deep.pearson, "rho": deep.spearman, "rounds": deep.points})
         findings.json(run, "similarity.json", one)
         title = f"{run.name}: similarity of {len(one.clients)} clients' models after round {one.round}"
-        lines = {label: [values] for label, values in depths.items()}
-        draw_by_depth(findings.file(run, "similarity.png"), title, one.points, lines)
-        draw_heat_maps(findings.file(run, "similarity-heatmaps.png"), {run.name: one})
-        if len(one.evaluated) > 1:
-            draw_against_accuracy(findings.file(run, "similarity-accuracy.png"), {run.name: [one]})
+        lines = {"all pairs": [every], "same level": [same], "different levels": [different]}
+        draw(findings, run, title, lines | {"all pairs, debiased": [debiased]}, {run.name: [one]})
         if len(one.evaluated) < FEWEST_POINTS:
             forgotten = f"clients of {run.method} remember what only the last checkpoint has"
             why = forgotten if Replay(run).remembers else "run it with record.every"
@@ -160,13 +155,9 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     if len(found) > 1:
         groups = {label: {run: found[run] for run in group} for label, group in by_seed(list(found)).items()}
         findings.json(out, "similarity.json", compared(groups))
-        results = {label: list(members.values()) for label, members in groups.items()}
-        lines = {label: [one.mean_by_depth for one in members] for label, members in results.items()}
+        lines = {label: [one.mean_by_depth for one in members.values()] for label, members in groups.items()}
         title = "similarity of clients' models (bands: 95 % confidence interval over seeds)"
-        draw_by_depth(findings.file(out, "similarity.png"), title, shared_points(results), lines)
-        draw_heat_maps(findings.file(out, "similarity-heatmaps.png"), first_seeds(found))
-        if courses := {label: members for label, members in results.items() if len(members[0].evaluated) > 1}:
-            draw_against_accuracy(findings.file(out, "similarity-accuracy.png"), courses)
+        draw(findings, out, title, lines, {label: list(members.values()) for label, members in groups.items()})
     return findings
 
 
@@ -199,15 +190,19 @@ def _columns(rows: Sequence[ByDepth]) -> list[list[float]]:
     return [[np.nan if value is None else value for value in column] for column in zip(*rows, strict=False)]
 
 
-def shared_points(groups: Mapping[str, Sequence[Similarity]]) -> Sequence[str]:
-    """Returns names of the points in a figure of several models: numbers where the models' names differ."""
+def draw(findings: Findings, where: RecordedRun | Path, title: str, lines: Lines, groups: Groups) -> None:
+    """Draws the figures of one run, or of several next to each other."""
     names = [members[0].points for members in groups.values()]
-    longest = max(names, key=len)
-    same = all(points == longest[: len(points)] for points in names)
-    return longest if same else [str(number) for number in range(1, len(longest) + 1)]
+    longest: Sequence[str] = max(names, key=len)
+    if any(points != longest[: len(points)] for points in names):  # of different models
+        longest = [str(number) for number in range(1, len(longest) + 1)]
+    draw_by_depth(findings.file(where, "similarity.png"), title, longest, lines)
+    draw_heat_maps(findings.file(where, "similarity-heatmaps.png"), groups)
+    if courses := {label: members for label, members in groups.items() if len(members[0].evaluated) > 1}:
+        draw_against_accuracy(findings.file(where, "similarity-accuracy.png"), longest, courses)
 
 
-def draw_by_depth(path: Path, title: str, points: Sequence[str], lines: Mapping[str, Sequence[ByDepth]]) -> None:
+def draw_by_depth(path: Path, title: str, points: Sequence[str], lines: Lines) -> None:
     """Draws mean CKA by depth, a line for each label: the mean over its rows (seeds), with a band."""
     with drawn(path, title, (6.4, 2.8)) as (axes,):
         for place, (label, rows) in enumerate(lines.items()):
@@ -220,9 +215,9 @@ def draw_by_depth(path: Path, title: str, points: Sequence[str], lines: Mapping[
         axes.set(xlabel="where the models are compared, from shallow to deep", ylabel="mean CKA", ylim=(0, 1.02))
 
 
-def draw_heat_maps(path: Path, found: Mapping[str, Similarity]) -> None:
+def draw_heat_maps(path: Path, groups: Groups) -> None:
     """Draws the CKA of every pair of clients, a panel for each point, lines between levels; runs below each other."""
-    shown = dict(list(found.items())[:MOST_ROWS])
+    shown = {label: members[0] for label, members in list(groups.items())[:MOST_ROWS]}
     most, single = max(len(one.points) for one in shown.values()), len(shown) == 1
     title = f"CKA of every pair of clients after round {next(iter(shown.values())).round}, by level"
     with drawn(path, title, (1.9, 2.0), most * len(shown), 4 if single else most) as panels:
@@ -241,9 +236,9 @@ def draw_heat_maps(path: Path, found: Mapping[str, Similarity]) -> None:
         panels[0].figure.colorbar(image, ax=panels, label="CKA", shrink=0.8)
 
 
-def draw_against_accuracy(path: Path, groups: Mapping[str, Sequence[Similarity]]) -> None:
+def draw_against_accuracy(path: Path, points: Sequence[str], groups: Groups) -> None:
     """Draws mean CKA against test accuracy over the recorded rounds, a panel for each point; seeds share a colour."""
-    points, everyone = shared_points(groups), [one for members in groups.values() for one in members]
+    everyone = [one for members in groups.values() for one in members]
     title = "similarity of clients' models against accuracy, by recorded round; scales differ"
     with drawn(path, title, (2.3, 2.4), len(points)) as panels:
         for at, (point, axes) in enumerate(zip(points, panels, strict=False)):

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from incofl.aggregate import Accumulator, Contribution
 from incofl.analysis.analyze import Findings, NotRecordedError, Options, cell, evenly
-from incofl.analysis.layers import LOOKS, Array, Contest, Layers, groups_of, role
+from incofl.analysis.layers import LOOKS, Array, Contest, Layers, groups_of
 from incofl.analysis.plots import drawn, short
 from incofl.analysis.runs import RecordedRun
 from incofl.engine.build import build_method, build_splitter, client_levels
@@ -174,36 +174,30 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     for run, (found, shapes) in findings.of_each(runs, layers).items():
         tests = {what: shallow_smoother(found, what) for what in MEASURES}
         shares = {what: cell(test.pairs.share, ".0%") for what, test in tests.items()}
-        head = {
-            "run": run.name,
-            "rounds": found.span,
-            "deep layers": sum(n != head for n, head in found.group_of.items()),
-        }
-        findings.row(head | shares | {"p of roughness (layers)": tests["roughness"].layers.p_value})
+        deep = sum(found.role(name) == "deep" for name in found.group_of)
+        row = {"run": run.name, "rounds": found.span, "deep layers": deep} | shares
+        findings.row(row | {"p of roughness (layers)": tests["roughness"].layers.p_value})
         chance = {name: floor(int(elements.max())) for name, elements in found.rows("elements").items()}
         findings.json(run, "updates.json", {**found.json(floor=chance), "shallow_smoother": tests})
-        draw_ridges(findings.file(run, "updates.png"), found.group_of, shapes, run.name)
+        draw_ridges(findings.file(run, "updates.png"), found, shapes, run.name)
         title = f"{run.name}: smoothness of aggregated updates, median and middle 80 % of rounds; less is smoother"
         labels = {what: f"{label}\nshallow smoother: {shares[what]} of pairs" for what, label in MEASURES.items()}
-        found.draw(findings.file(run, "smoothness.png"), title, labels, _middle, {"normal numbers": chance})
+        path, marks = findings.file(run, "smoothness.png"), {"normal numbers": chance}
+        found.draw(path, title, labels, lambda row: np.quantile(np.abs(row), [0.1, 0.5, 0.9]), marks)
     return findings
 
 
-def _middle(row: Array) -> Array:
-    return np.quantile(np.abs(row), [0.1, 0.5, 0.9])
-
-
-def draw_ridges(path: Path, group_of: Mapping[str, str], shapes: Mapping[str, Mapping[int, Shape]], name: str) -> None:
+def draw_ridges(path: Path, found: Layers, shapes: Mapping[str, Mapping[int, Shape]], name: str) -> None:
     """Draws a ridge for each of the last rounds: shallow layers on the left, deep ones of their group beside them."""
     title = f"{name}: distribution of aggregated updates by round, each scaled to its peak; ticks: 5, 50 and 95 percent"
-    heads = evenly(list(dict.fromkeys(group_of.values())), MOST_GROUPS)
-    lines = [[h, *evenly([n for n, own in group_of.items() if own == h and n != h], MOST_DEEP)] for h in heads]
+    heads = evenly(list(dict.fromkeys(found.group_of.values())), MOST_GROUPS)
+    lines = [[h, *evenly([n for n, own in found.group_of.items() if own == h and n != h], MOST_DEEP)] for h in heads]
     columns = max(map(len, lines))
     with drawn(path, title, (2.3, 2.3), len(lines) * columns, columns) as panels:
         for at, names in enumerate(lines):
             width = max(float(np.median([shape.numbers["scale"] for shape in shapes[n].values()])) for n in names)
             for axes, layer in zip(panels[at * columns :], names, strict=False):
-                kind, rounds = role(layer, names[0]), list(shapes[layer])[-MOST_ROUNDS:]
+                kind, rounds = found.role(layer), list(shapes[layer])[-MOST_ROUNDS:]
                 for place, shape in enumerate(shapes[layer][round] for round in rounds):
                     top, over = OVERLAP * shape.counts / shape.counts.max() + place, 2 * (len(rounds) - place)  # before
                     axes.stairs(top, shape.edges, baseline=place, fill=True, color=LOOKS[kind]["color"], zorder=over)
