@@ -105,26 +105,32 @@ def summary(found: Coefficients) -> dict[str, Any]:
 
 
 def draw(path: Path, title: str, series: Mapping[str, Layers]) -> None:
-    """Draws theta, beta and change of each layer by round, the norm of each series, the share of beta > 0 by layer."""
+    """Draws the norm of each series of layers, and numbers of each of their layers; of noise there is only the norm."""
     names = list(dict.fromkeys(name for layers in series.values() for name in layers.group_of))
-    with drawn(path, title, (3.7, max(2.6, 0.9 + 0.17 * len(names))), 5, 3) as (theta, beta, change, norm, share, _):
+    betas = [np.abs(row) for layers in series.values() for row in layers.rows("beta").values()]
+    size = (3.7, max(2.6, 0.9 + 0.17 * len(names)))
+    with drawn(path, title, size, 5 if betas else 2, 3) as (norm, change, *panels):
+        by_round = dict(zip(("relative_change", "theta", "beta"), (change, *panels), strict=False))
         for place, (label, layers) in enumerate(series.items()):
-            style = look(place, label=label, lw=1, ms=3.5)
-            for axes, what in ((theta, "theta"), (beta, "beta"), (change, "relative_change")):
-                for values in layers.numbers.get(what, ()):
-                    axes.plot(layers.rounds, values, **style)
-            norm.plot(layers.rounds, norms(layers), **style)
+            style, rounds = look(place, label=label, lw=1, ms=3.5, alpha=0.7), np.array(layers.rounds)
+            norm.plot(rounds, norms(layers), **style)
+            for what, axes in by_round.items():
+                for known, values in ((np.isfinite(row), row) for row in layers.numbers.get(what, ())):
+                    axes.plot(rounds[known], values[known], **style, ls="" if what == "beta" else "-")
             for name, positive in layers.means("beta_positive").items():
-                share.plot(100 * positive, names.index(name), **style)
-        beta_rows = [row for layers in series.values() for row in layers.rows("beta").values()]
-        if sizes := [size for row in beta_rows for size in np.abs(row) if size > 0]:
-            beta.set_yscale("symlog", linthresh=float(np.quantile(sizes, 0.1)))
-            theta.axhline(1, color="black", ls="--", lw=1, label="without optimisation, or by chance")
-            share.axvline(50, color="black", ls="--", lw=1)
-        theta.set(xlabel="round", ylabel=r"$\theta$, mean over units", ylim=(0, None))
-        beta.set(xlabel="round", ylabel=r"$\beta$, mean over units (signed log)")
-        change.set(xlabel="round", ylabel="norm of change / norm of update", ylim=(0, None))
+                panels[2].plot(100 * positive, names.index(name), **style)
         norm.set(xlabel="round", ylabel="Frobenius norm of what is added", ylim=(0, None))
-        low, high = share.get_xlim()
-        share.set(xlim=(min(low, 40), max(high, 60)), xlabel=r"units with $\beta > 0$, mean over rounds, in percent")
-        layer_axis(share, names)
+        change.set(xlabel="round", ylabel="norm of change / norm of update", ylim=(0, None))
+        if betas:
+            theta, beta, share, *_ = panels
+            theta.axhline(1, color="black", ls="--", lw=1, label="theta without optimisation; beta > 0 by chance")
+            theta.set(xlabel="round", ylabel=r"$\theta$, mean over units", ylim=(0, None))
+            if (sizes := np.concatenate(betas)).any():
+                beta.set_yscale("symlog", linthresh=float(np.quantile(sizes[sizes > 0], 0.1)))
+            beta.set(xlabel="round", ylabel=r"$\beta$, mean over units (signed log)")
+            low, high = share.get_xlim()
+            share.set(
+                xlim=(min(low, 40), max(high, 60)), xlabel=r"units with $\beta > 0$, mean over rounds, in percent"
+            )
+            share.axvline(50, color="black", ls="--", lw=1)
+            layer_axis(share, names)

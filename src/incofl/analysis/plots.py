@@ -51,9 +51,7 @@ def drawn(
             empty.remove()
         drawings = [panel.get_legend_handles_labels() for panel in figure.axes]
         if looks := {label: handle for known in drawings for handle, label in zip(*known, strict=True)}:
-            fit = int(
-                figure.get_figwidth() * 13 / (8 + max(map(len, looks)))
-            )  # labels of this length beside each other
+            fit = int(figure.get_figwidth() * 15 / (6 + max(map(len, looks))))  # this many labels fill its width
             figure.legend(looks.values(), looks.keys(), loc="outside lower center", ncols=max(1, min(fit, len(looks))))
         # Without matplotlib's version in the metadata, equal figures are equal files.
         figure.savefig(path, dpi=DPI, metadata={"Title": title, "Software": None})
