@@ -11,7 +11,7 @@ import torch
 
 from incofl.analysis.analyze import NotRecordedError
 from incofl.analysis.cka import cka_matrix, gram
-from incofl.analysis.environments import compare_updates, normalised, relations, shallow_higher
+from incofl.analysis.environments import compare_updates, normalised, relations
 from incofl.analysis.environments import figures as cross_environment
 from incofl.analysis.layers import Layers, groups_of
 from incofl.analysis.runs import RecordedRun
@@ -216,7 +216,7 @@ def test_shallow_higher_and_relations_by_hand() -> None:
     }
     found = Layers.of({"s": "s", "d": "s", "e": "s", "t": "t", "f": "t", "untrained": "t"}, records)
     assert "untrained" not in found.group_of
-    higher = shallow_higher(found)
+    higher = found.shallow_larger(found.numbers["cka"], np.mean)
     assert (higher.pairs.wins, higher.pairs.losses) == (4, 1)
     assert (higher.layers.wins, higher.layers.losses) == (3, 0)
     assert higher.lowest_above_highest == {"s": False, "t": True}

@@ -108,11 +108,7 @@ def evenly(values: Sequence[Found], most: int) -> list[Found]:
 def analyze(
     runs: Sequence[RecordedRun], out: Path, options: Options | None = None, only: Sequence[str] | None = None
 ) -> Iterator[Findings]:
-    """Makes one analysis after the other, and yields what each found.
-
-    Raises:
-        RunError: at the end, if nothing could be analysed, or if an analysis needs rounds that were not recorded.
-    """
+    """Yields what each analysis found; raises in the end if none could be made, or if one needs unrecorded rounds."""
     wanted = [name for name in NAMES if name != "environments" or len(by_seed(runs)) > 1] if only is None else only
     for name in wanted or [""]:
         if name not in NAMES:

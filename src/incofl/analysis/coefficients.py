@@ -19,7 +19,6 @@ from incofl.analysis.plots import drawn, layer_axis, look
 from incofl.analysis.runs import RecordedRun
 from incofl.errors import RunError
 
-KINDS = ("inco", "noise")
 # Means over the rounds; rounds_positive is the share of rounds in which the mean of beta is above 0.
 MEANS = ("theta", "beta", "beta_positive", "rounds_positive", "relative_change")
 
@@ -50,7 +49,7 @@ def norms(layers: Layers) -> Array:
 
 def coefficients(run: RecordedRun) -> Coefficients | None:
     """Reads the coefficients; ``None`` for a run whose method has neither InCo nor noise."""
-    kind = next((kind for kind in KINDS if any(row.get(kind) for row in run.rows)), None)
+    kind = next((kind for kind in ("inco", "noise") if any(row.get(kind) for row in run.rows)), None)
     if kind is None:
         return None
     records: dict[str, dict[int, Record]] = {}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from incofl.analysis.analyze import Findings, Options, cell
 from incofl.analysis.cka import FEWEST, cka_matrix, debiased_matrix, gram
-from incofl.analysis.layers import Contest, Layers, Record, groups_of
+from incofl.analysis.layers import Layers, Record, groups_of
 from incofl.analysis.plots import drawn, look, short
 from incofl.analysis.runs import RecordedRun, by_seed
 from incofl.analysis.updates import describe, update_rounds, updates
@@ -28,11 +28,7 @@ SIMILARITIES = {"cka": "CKA of updates: lowest, mean, highest round", "debiased"
 
 
 def compare_updates(one: Tensor, other: Tensor) -> dict[str, float] | None:
-    """Compares two updates of one layer: CKA, and the statistics of both.
-
-    Returns ``None`` where a run did not move the layer, or all its outputs alike. Debiased CKA is not a number below
-    four rows, and roughness for few elements.
-    """
+    """Returns CKA and statistics of two updates of a layer; ``None`` where a run moved no output, or all alike."""
     a, b = (update.reshape(len(update), -1).double() for update in (one, other))  # each element of a vector is a row
     grams = [gram(a), gram(b)]
     if not all(k.any() for k in grams):
@@ -68,11 +64,6 @@ def compare_runs(one: RecordedRun, other: RecordedRun) -> Layers:
     return Layers.of(group_of, found)
 
 
-def shallow_higher(found: Layers, what: str = "cka") -> Contest:
-    """Tests the paper's observation that shallow layers are more similar, on ``cka`` or ``debiased``."""
-    return found.shallow_larger(found.numbers[what], np.mean)
-
-
 def normalised(found: Layers, what: str) -> dict[str, float]:
     """Returns means over the rounds, in each group divided by the smallest size, as in the paper's figure."""
     means, heads = found.means(what), found.group_of
@@ -106,7 +97,8 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     label_of = {run: label for label, group in others for run in group}
     for run, found in findings.of_each(list(label_of), look_at).items():
         both = [of_seed[run.seed].name, run.name]
-        higher = {what: shallow_higher(found, what) for what in SIMILARITIES}
+        # The paper's observation is that shallow layers are more similar.
+        higher = {what: found.shallow_larger(found.numbers[what], np.mean) for what in SIMILARITIES}
         comparisons.append({"runs": both, **found.json(), "shallow_higher": higher, "relations": relations(found)})
         shares = [cell(test.pairs.share, ".0%") for test in higher.values()]
         above = higher["cka"].lowest_above_highest.values()
@@ -115,10 +107,8 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
         suffix = "" if len(others) == 1 else "-" + re.sub(r"[^\w.+-]+", "-", label_of[run])
         name, title = f"cross_environment{suffix}.png", f"similarity of updates of {' and '.join(both)}"
         if out / name not in findings.files:  # one picture for each setting
-            marks = {"the same with rows shuffled": found.means("chance")}
-            found.draw(
-                findings.file(out, name), title, SIMILARITIES, lambda row: (row.min(), row.mean(), row.max()), marks
-            )
+            path, marks = findings.file(out, name), {"the same with rows shuffled": found.means("chance")}
+            found.draw(path, title, SIMILARITIES, lambda row: (row.min(), row.mean(), row.max()), marks)
             draw_relations(findings.file(out, f"relations{suffix}.png"), found, title)
     findings.json(out, "cross_environment.json", {"reference": reference, "comparisons": comparisons})
     return findings

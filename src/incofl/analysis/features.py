@@ -27,6 +27,7 @@ NEIGHBOURS = 10
 PERPLEXITY = 30.0
 SIZES = 3
 MOST_PANELS = 6
+TITLE = f"features of one class: share of the {NEIGHBOURS} nearest neighbours that belong to the same client"
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,7 @@ def head_input(replay: Replay, server: Server, member: Member, x: Inputs) -> np.
         with watched(layers, inputs=True) as seen:
             replay.answers(module, x)
     if not seen:
-        raise RunError(
-            f"{replay.run.path}: its model has no linear layer, so its features cannot be told from its answers"
-        )
+        raise RunError(f"{replay.run.path}: its model has no linear layer, whose input would be its features")
     name, got = seen.popitem()
     weight = f"{name}.weight"
     full = torch.zeros(len(got), server.layout.shapes[weight][-1])
@@ -112,8 +111,7 @@ def embed(rows: np.ndarray, seed: int) -> np.ndarray:
 
 def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = None) -> Findings:
     """Draws the features of each run, and those of several runs next to each other."""
-    what = f"share of the {NEIGHBOURS} nearest neighbours that belong to the same client"
-    findings = Findings(f"features of one class: {what}")
+    findings = Findings(TITLE)
     found = findings.of_each(runs, lambda run: features(run, options))
     for run, one in found.items():
         who = ", ".join(str(member.client) for member in one.clients)

@@ -104,10 +104,7 @@ class Layers:
         return {"rounds": self.rounds, "layers": found}
 
     def draw(self, path: Path, title: str, panels: Mapping[str, str], span: Span, marks: Mapping[str, Record]) -> None:
-        """Draws low, middle and high value of each layer as a dot on a bar, a panel for each number with its label.
-
-        Marks, some values of each layer with what they mean, go into the first panel.
-        """
+        """Draws some numbers, a panel each: the span of each layer as a dot on a bar, and marks in the first panel."""
         names = list(self.group_of)
         with drawn(path, title, (3.0, 0.24 * len(names) + 0.7), len(panels), sharey=True) as drawings:
             for axes, (what, label) in zip(drawings, panels.items(), strict=True):

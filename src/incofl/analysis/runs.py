@@ -99,10 +99,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def by_seed(runs: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
-    """Groups the runs that have one config but for the seed, by seed.
-
-    A label is the method, with up to three keys that tell the group from others of the same method.
-    """
+    """Groups the runs that differ in the seed alone; labels are methods, with up to three keys that tell them apart."""
     binding = {run: {key: v for key, v in run.values.items() if key not in UNBOUND and key != "seed"} for run in runs}
     groups: dict[str, list[AnyRun]] = {}
     for run in runs:

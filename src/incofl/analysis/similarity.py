@@ -132,21 +132,17 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     findings = Findings(TITLE)
     found = findings.of_each(runs, lambda run: similarity(run, options))
     for run, one in found.items():
-        every, same, different, debiased = (
-            one.mean_by_depth,
-            one.within_level,
-            one.between_levels,
-            one.debiased_by_depth,
-        )
         deep = one.correlation[one.points[-1]]
         row = {"run": run.name, "round": one.round, "accuracy": one.accuracy, "from": one.points[0]}
-        row |= {"to": one.points[-1], "CKA shallow": every[0], "deep": every[-1], "deep, same level": same[-1]}
-        row |= {"different levels": different[-1], "deep, debiased": debiased[-1]}
-        findings.row(row | {"r with accuracy": deep.pearson, "rho": deep.spearman, "rounds": deep.points})
+        row |= {"to": one.points[-1], "CKA shallow": one.mean_by_depth[0], "deep": one.mean_by_depth[-1]}
+        row |= {"deep, same level": one.within_level[-1], "different levels": one.between_levels[-1]}
+        row |= {"deep, debiased": one.debiased_by_depth[-1], "r with accuracy": deep.pearson}
+        findings.row(row | {"rho": deep.spearman, "rounds": deep.points})
         findings.json(run, "similarity.json", one)
+        lines = {"all pairs": [one.mean_by_depth], "same level": [one.within_level]}
+        lines |= {"different levels": [one.between_levels], "all pairs, debiased": [one.debiased_by_depth]}
         title = f"{run.name}: similarity of {len(one.clients)} clients' models after round {one.round}"
-        lines = {"all pairs": [every], "same level": [same], "different levels": [different]}
-        draw(findings, run, title, lines | {"all pairs, debiased": [debiased]}, {run.name: [one]})
+        draw(findings, run, title, lines, {run.name: [one]})
         if len(one.evaluated) < FEWEST_POINTS:
             forgotten = f"clients of {run.method} remember what only the last checkpoint has"
             why = forgotten if Replay(run).remembers else "run it with record.every"
@@ -162,10 +158,7 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
 
 
 def compared(groups: Mapping[str, Mapping[RecordedRun, Similarity]]) -> dict[str, Any]:
-    """Returns the numbers of a comparison: by setting and depth the mean, and the difference to the first setting.
-
-    Differences are paired by seed. Over all runs, the similarity at the deepest point is correlated with accuracy.
-    """
+    """Returns by setting and depth the mean over seeds, and the difference to the first setting, paired by seed."""
     reference = {run.seed: one for run, one in next(iter(groups.values())).items()}
     settings = {}
     for label, members in groups.items():

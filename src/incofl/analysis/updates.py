@@ -53,13 +53,9 @@ class Shape:
 
 
 def describe(values: ArrayLike, before: Shape | None = None) -> Shape | None:
-    """Returns the shape of an update, and how it differs from that of the round before.
-
-    Elements that are exactly 0 are left out: nobody trained them. Returns ``None`` where fewer than ``LEAST`` elements
-    moved, or half of them by the same amount.
-    """
+    """Returns the shape of an update; ``None`` where few elements moved, or half of them by the same amount."""
     x = np.asarray(values, dtype=np.float64).ravel()
-    x = x[x != 0]
+    x = x[x != 0]  # nobody trained the others
     marks = np.quantile(x, QUANTILES) if len(x) >= LEAST else np.zeros(len(QUANTILES))
     # Quartiles, not the standard deviation: a few large elements would squeeze the rest into one bin.
     scale = float(marks[3] - marks[1]) / NORMAL_IQR
