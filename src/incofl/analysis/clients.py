@@ -46,15 +46,13 @@ class Member:
 
 def choose(federation: Federation, count: int) -> list[Member]:
     """Chooses all clients, or ``count`` evenly over the levels, drawn by the seed; none without examples."""
-    members = [Member(client, federation.level_of(client)) for client in range(len(federation.levels))]
-    if len(members) > count:
-        rng = numpy_rng(federation.seed, Purpose.ANALYSIS, CLIENTS)
-        everyone, members, levels = members, [], federation.levels_in_use
-        for place, level in enumerate(levels):
-            same = [member for member in everyone if member.level == level]
-            wanted = count // len(levels) + (place < count % len(levels))
-            members += [same[at] for at in rng.choice(len(same), min(wanted, len(same)), replace=False)]
-    held = [member for member in members if len(federation.partition[member.client])]
+    everyone = [Member(client, federation.level_of(client)) for client in range(len(federation.levels))]
+    rng, levels, chosen = numpy_rng(federation.seed, Purpose.ANALYSIS, CLIENTS), federation.levels_in_use, []
+    for place, level in enumerate(levels):
+        same = [member for member in everyone if member.level == level]
+        wanted = len(same) if len(everyone) <= count else count // len(levels) + (place < count % len(levels))
+        chosen += [same[at] for at in rng.choice(len(same), min(wanted, len(same)), replace=False)]
+    held = [member for member in chosen if len(federation.partition[member.client])]
     return sorted(held, key=lambda member: (member.level, member.client))
 
 
