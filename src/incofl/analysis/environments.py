@@ -1,8 +1,8 @@
 """Cross-environment similarity: do two runs, such as an IID and a non-IID one, move the same layers alike?
 
 In each round that both recorded, the similarity of a layer is linear CKA between the updates of both runs, as matrices
-with a row for each output. Plain CKA of unrelated matrices with few and long rows is far from 0; ``chance`` is what is
-left after the rows of one have been shuffled. The debiased estimate, which is 0 there, stands beside it.
+with a row for each output. Plain CKA of unrelated matrices with few and long rows is far from 0; ``chance`` is their
+value after the rows of one have been shuffled. The debiased estimate, which is 0 there, stands beside it.
 """
 
 import math

@@ -195,7 +195,8 @@ def draw_ridges(path: Path, found: Layers, shapes: Mapping[str, Mapping[int, Sha
             for axes, layer in zip(panels[at * columns :], names, strict=False):
                 kind, rounds = found.role(layer), list(shapes[layer])[-MOST_ROUNDS:]
                 for place, shape in enumerate(shapes[layer][round] for round in rounds):
-                    top, over = OVERLAP * shape.counts / shape.counts.max() + place, 2 * (len(rounds) - place)  # before
+                    top = OVERLAP * shape.counts / shape.counts.max() + place
+                    over = 2 * (len(rounds) - place)  # earlier rounds lie in front, at the bottom
                     axes.stairs(top, shape.edges, baseline=place, fill=True, color=LOOKS[kind]["color"], zorder=over)
                     axes.stairs(top, shape.edges, baseline=place, color="white", lw=0.7, zorder=over + 1)
                     axes.vlines(shape.marks[::2], place, place + 0.25, color="black", lw=0.9, zorder=over + 1)
