@@ -7,8 +7,17 @@ import pytest
 
 from incofl.errors import ConfigError
 from incofl.statistics import Difference
-from incofl.studies.reproduce import arms_of, arrow, verdict_of
-from incofl.studies.study import SCALES, STUDIES, cells, load_scale, load_study, run_name
+from incofl.studies.reproduce import (
+    SCALES,
+    STUDIES,
+    arms_of,
+    arrow,
+    cells,
+    load_scale,
+    load_study,
+    run_name,
+    verdict_of,
+)
 from tests.shell import Shell
 
 
@@ -22,7 +31,7 @@ def test_every_cell_is_a_config_and_has_its_reference(name: str, scale: str) -> 
     for cell in table:
         assert cell.against is None or (cell.section, cell.against, cell.column) in known
         assert list(cell.configs) == [0, 1, 2]
-    assert set(study.scales[scale]) <= set(study.columns)
+    assert set(study.scales.get(scale, [])) <= set(study.columns)
 
 
 def test_cells_of_a_row_and_its_reference_differ_as_the_rows_say() -> None:
