@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import methodcaller
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -150,6 +151,12 @@ CURVES: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
+def draw(groups: Groups) -> dict[str, list[Figure]]:
+    """Draws all figures, by the section of the page."""
+    single = {section: of_section(section, groups) for section in CURVES}
+    return single | {"levels": by_level(groups), "cohorts": [cohorts(groups)]}
+
+
 def of_section(section: str, groups: Groups) -> list[Figure]:
     """Draws the curves of a section; nothing where no run has values."""
     seeds, found, (metric, its_unit) = " Thin lines are single seeds." * groups.several, [], groups.metric
@@ -177,7 +184,7 @@ def by_level(groups: Groups) -> list[Figure]:
     y, title = f"test {metric}", f"{metric.capitalize()} by level"
     panels = [Panel(columns, y, range=[0, 1] if unit == "percent" else None, bars=list(names.values()))]
     bars = Figure("levels-last", f"{title}, {how}", caption, alt, panels, unit, "bars", "level", wide)
-    lines = {level: curves(groups, lambda run, level=level: run.level(level, run.rows)) for level in names}  # type: ignore[misc]
+    lines = {level: curves(groups, methodcaller("level", level)) for level in names}
     alt = " ".join(f"Level {level}: {endings(found, unit)}" for level, found in lines.items())
     if wide:
         values = [value for found in lines.values() for curve in found for value in curve.y] or [0, 1]
@@ -192,10 +199,9 @@ def by_level(groups: Groups) -> list[Figure]:
 
 def cohorts(groups: Groups) -> Figure:
     """Draws who took part in each round; runs with the same cohorts, as those of one seed have, are drawn once."""
-    known: dict[str, list[tuple[Group, ReportedRun]]] = defaultdict(list)
-    for group in groups:
-        for run in group.runs:
-            known[repr([(row["clients"], row["rejected"]) for row in run.rows])].append((group, run))
+    known = defaultdict[str, list[tuple[Group, ReportedRun]]](list)
+    for group, run in groups.pairs:
+        known[repr([(row["clients"], row["rejected"]) for row in run.rows])].append((group, run))
     rows = [row for run in groups.runs for row in run.rows]
     counts, rejected = [len(row["clients"]) for row in rows], sum(len(row["rejected"]) for row in rows)
     more = f" The first {SCHEDULES} of {len(known)} different schedules." if len(known) > SCHEDULES else ""

@@ -30,9 +30,7 @@ PICTURES = {
     "cross_environment": "Similarity of the updates of two settings, by layer.",
     "relations": "Similarity of the updates of two settings against their statistics; a point is a layer.",
 }
-NOT_ANALYSED = (
-    "<p>Similarity of layers, features, updates and InCo by layer: add them with <code>incofl analyze RUN</code>.</p>"
-)
+NOT_ANALYSED = "<p>Similarity, features, updates and InCo by layer: add them with <code>incofl analyze RUN</code>.</p>"
 
 
 def write_report(paths: Sequence[Path], out: Path, title: str | None = None) -> Groups:
@@ -46,61 +44,45 @@ def write_report(paths: Sequence[Path], out: Path, title: str | None = None) -> 
 
 def make_page(groups: Groups, title: str | None = None) -> str:
     """Returns the page about some runs."""
-    shown: list[Figure] = []
-    sections = {name: text for name, text in _sections(groups, shown).items() if text}
-    ids = {name: name.lower().replace(" ", "-") for name in sections}
-    chips = "".join(
-        f'<button type="button" aria-pressed="true" data-group="{group.index}">{tables.swatch(group.index)}'
-        f"{escape(group.label)}</button>"
-        for group in groups
-    )
-    return Template(_asset("page.html")).substitute(
-        title=escape(title or _title(groups)),
-        css=_asset("page.css"),
-        provenance=_provenance(groups),
-        links="".join(f'<li><a href="#{ids[name]}">{name}</a></li>' for name in sections),
-        lead=tables.tiles(groups) if len(groups.runs) == 1 else "",
-        legend=f'<div class="legend" role="group" aria-label="Runs to show">{chips}</div>' if len(groups) > 1 else "",
-        sections="".join(
-            f'<section aria-labelledby="{ids[name]}"><h2 id="{ids[name]}">{name}</h2>'
-            f'<div class="stack">{text}</div></section>'
-            for name, text in sections.items()
-        ),
-        # JSON that cannot end the element it stands in.
-        figures=json.dumps(list(map(asdict, shown)), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        plotly=plotly_js(),
-        script=_asset("page.js"),
-    )
-
-
-def _sections(groups: Groups, shown: list[Figure]) -> dict[str, str]:
-    """Returns the sections by their title, as HTML; adds their figures to ``shown``."""
-
-    def cards(found: Sequence[Figure]) -> str:
-        shown.extend(found)
-        return f'<div class="grid">{"".join(map(_card, found))}</div>' if found else ""
-
-    def curves(section: str) -> str:
-        return cards(figures.of_section(section, groups))
-
+    drawn = figures.draw(groups)
+    shown = [asdict(figure) for found in drawn.values() for figure in found]
+    cards = {
+        part: f'<div class="grid">{"".join(map(_card, found))}</div>' if found else "" for part, found in drawn.items()
+    }
     pictures = _pictures("All runs", default_out(groups.runs)) if len(groups.runs) > 1 else ""
     for group in groups:
         one = f" (one of {len(group.runs)} seeds)" if group.several else ""
         pictures += _pictures(group.label + one, group.runs[0].path / "analysis")
-    nodes = curves("fleet")
-    return {
+    sections = {
         "Results": f"<p>{escape(_how(groups))}</p>{tables.results(groups)}",
-        "Over the rounds": curves("curves"),
-        "By level": cards(figures.by_level(groups)),
+        "Over the rounds": cards["curves"],
+        "By level": cards["levels"],
         "Layers": tables.similarity(groups) + pictures or NOT_ANALYSED,
-        "InCo": curves("inco"),
-        "Communication and time": curves("communication"),
+        "InCo": cards["inco"],
+        "Communication and time": cards["communication"],
         "Sizes": tables.sizes(groups),
-        "Clients": cards([figures.cohorts(groups)]) + tables.rejected(groups),
-        "Fleet": nodes + tables.nodes(groups) if nodes else "",
+        "Clients": cards["cohorts"] + tables.rejected(groups),
+        "Fleet": cards["fleet"] and cards["fleet"] + tables.nodes(groups),
         "Config": tables.configs(groups),
         "Environment": tables.environments(groups),
     }
+    parts = [(name, name.lower().replace(" ", "-"), text) for name, text in sections.items() if text]
+    chip = '<button type="button" aria-pressed="true" data-group="{}">{}{}</button>'
+    chips = "".join(chip.format(group.index, tables.swatch(group.index), escape(group.label)) for group in groups)
+    section = '<section aria-labelledby="{1}"><h2 id="{1}">{0}</h2><div class="stack">{2}</div></section>'
+    return Template(_asset("page.html")).substitute(
+        title=escape(title or _title(groups)),
+        css=_asset("page.css"),
+        provenance=_provenance(groups),
+        links="".join(f'<li><a href="#{id}">{name}</a></li>' for name, id, _ in parts),
+        lead=tables.tiles(groups) if len(groups.runs) == 1 else "",
+        legend=f'<div class="legend" role="group" aria-label="Runs to show">{chips}</div>' if len(groups) > 1 else "",
+        sections="".join(section.format(*part) for part in parts),
+        # JSON that cannot end the element it stands in.
+        figures=json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        plotly=plotly_js(),
+        script=_asset("page.js"),
+    )
 
 
 def _pictures(title: str, folder: Path) -> str:

@@ -24,12 +24,11 @@ class ReportedRun(RecordedRun):
     """A run with everything that its folder says; of one that is still going on, so far."""
 
     def json(self, name: str) -> dict[str, Any]:
-        """Reads a file of the folder, which may be missing or half written."""
+        """Reads a file of the folder; empty if it is missing or half written."""
         try:
-            found = json.loads((self.path / name).read_text(encoding="utf-8"))
+            return dict(json.loads((self.path / name).read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
 
     @cached_property
     def federation_or_reason(self) -> Federation | str:
@@ -51,13 +50,13 @@ class ReportedRun(RecordedRun):
     @cached_property
     def metric(self) -> tuple[str, Metric]:
         """The metric that takes the place of the accuracy, with its name."""
+        name = str(self.json("summary.json").get("metric", "accuracy"))
         try:
             task = find_parts(self.config).task
-            return task.first, task.all_metrics[task.first]
+            name = task.first
         except (IncoflError, ImportError):  # an object that only its script has
-            name = str(self.json("summary.json").get("metric", "accuracy"))
             task = next((task for task in TASKS.values() if task.first == name), CLASSIFICATION)
-            return name, task.all_metrics[task.first]
+        return name, task.all_metrics[task.first]
 
     @cached_property
     def judged(self) -> list[Row]:
@@ -81,10 +80,10 @@ class ReportedRun(RecordedRun):
             "seconds": sum(row["seconds"] for row in self.rows),
         }
 
-    def level(self, level: int, rows: Sequence[Row]) -> list[float | None]:
-        """Returns the metric of a level in some rounds; unknown if the run has no such level."""
-        at = self.levels.index(level) if level in self.levels else None
-        return [None if at is None or not row["accuracy_by_level"] else row["accuracy_by_level"][at] for row in rows]
+    def level(self, level: int, rows: Sequence[Row] | None = None) -> list[float | None]:
+        """Returns the metric of a level in some rounds or all; unknown if the run has no such level."""
+        by_level = [row["accuracy_by_level"] or [] for row in (self.rows if rows is None else rows)]
+        return [dict(zip(self.levels, values, strict=False)).get(level) for values in by_level]
 
     def tail(self, level: int) -> float | None:
         """Returns the metric of a level by the evaluations by which the run is judged."""
@@ -127,8 +126,12 @@ class Groups(list[Group]):
     """All runs of a page."""
 
     @property
+    def pairs(self) -> list[tuple[Group, ReportedRun]]:
+        return [(group, run) for group in self for run in group.runs]
+
+    @property
     def runs(self) -> list[ReportedRun]:
-        return [run for group in self for run in group.runs]
+        return [run for _, run in self.pairs]
 
     @property
     def several(self) -> bool:

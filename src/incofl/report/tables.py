@@ -1,7 +1,7 @@
 """The tables of the report as HTML: results, similarity, sizes, rejected uploads, nodes, configs and environments."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
 from statistics import fmean
@@ -11,11 +11,11 @@ from incofl.analysis.runs import plain
 from incofl.config import Config
 from incofl.costs import human
 from incofl.report.figures import NONE, say
-from incofl.report.runs import Group, Groups, ReportedRun, Unit, interval
+from incofl.report.runs import Group, Groups, ReportedRun, interval
 
 LINES, WHOLE = 200, 40  # longer tables are cut, and say so; longer than the second they scroll
-COSTS = ["level", "blocks", "width", "parameters", "MACs", "down a round", "up a round", "training memory", "clients"]
 in_bytes = partial(human, unit="B")
+Line = tuple[Mapping[str, object], str, int | None]  # cells by their headings, class, and the group that the line is of
 
 
 def swatch(index: int) -> str:
@@ -24,55 +24,53 @@ def swatch(index: int) -> str:
     return f'<svg viewBox="0 0 34 12" aria-hidden="true" style="color:var(--c{index % 7})">{use}</svg>'
 
 
-def row(cells: Sequence[str], kind: str = "", index: int | None = None) -> str:
-    """Returns a row, named by its first cell; ``index`` is its group."""
-    first, *rest = map(escape, cells)
-    sign, body = "" if index is None else swatch(index), "".join(f"<td>{cell}</td>" for cell in rest)
-    return f'<tr class="{kind}"><th scope="row">{sign}{first}</th>{body}</tr>'
-
-
-def table(label: str, head: Sequence[str], rows: Sequence[str], kind: str = "") -> str:
+def table(label: str, lines: Sequence[Line], kind: str = "") -> str:
     """Returns a table that scrolls by itself where it is too wide, by keyboard too; a long one is cut."""
-    headings = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    cut = f"<p>The first {LINES} of {len(rows)} lines.</p>" if len(rows) > LINES else ""
-    inside = f"<thead><tr>{headings}</tr></thead><tbody>{''.join(rows[:LINES])}</tbody>"
-    size = "" if len(rows) > WHOLE else " whole"
+    headings = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in lines[0][0])
+    cut = f"<p>The first {LINES} of {len(lines)} lines.</p>" if len(lines) > LINES else ""
+    body = ""
+    for cells, own, index in lines[:LINES]:
+        first, *rest = (escape(str(cell)) for cell in cells.values())
+        named = f'<th scope="row">{"" if index is None else swatch(index)}{first}</th>'
+        body += f'<tr class="{own}">{named}{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
+    size = "" if len(lines) > WHOLE else " whole"
     region = f'<div class="scroll{size}" tabindex="0" role="region" aria-label="{escape(label)}">'
+    inside = f"<thead><tr>{headings}</tr></thead><tbody>{body}</tbody>"
     return f'{cut}{region}<table class="{kind}">{inside}</table></div>'
 
 
 def results(groups: Groups) -> str:
     """Returns a line per run, and one per group of seeds before them: mean ± half width of the 95 % interval."""
-    rows, (_, unit), levels = [], groups.metric, groups.levels
+    lines: list[Line] = []
     for group in groups:
         if group.several:
-            rows.append(row([group.label, *_result(group.runs, levels, unit)], "group", group.index))
-        for run in group.runs:
-            cells = [f"seed {run.seed}", *_result([run], levels, unit)]
-            if group.several:
-                rows.append(row(cells, "seed"))
-            else:
-                rows.append(row([f"{group.label}, {cells[0]}", *cells[1:]], index=group.index))
-    head = ["run", "rounds", "last", groups.measure, "best", *(f"level {level}" for level in levels)]
-    return table("Results", [*head, "bytes", "time", "rejected", "status"], rows, "dense")
+            lines.append((_result(group.label, group.runs, groups), "group", group.index))
+            lines += [(_result(f"seed {run.seed}", [run], groups), "seed", None) for run in group.runs]
+        else:
+            name = f"{group.label}, seed {group.runs[0].seed}"
+            lines.append((_result(name, group.runs, groups), "", group.index))
+    return table("Results", lines, "dense")
 
 
-def _result(runs: Sequence[ReportedRun], levels: Sequence[int], unit: Unit) -> list[str]:
+def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str, object]:
     def shown(values: Iterable[float | None]) -> str:
         found = interval(values) or (None, None)
         return " ± ".join(say(value, unit).removesuffix(" %") for value in found if value is not None) or NONE
 
-    of = {key: [run.summary[key] for run in runs] for key in runs[0].summary}
+    of, (_, unit) = {key: [run.summary[key] for run in runs] for key in runs[0].summary}, groups.metric
     rounds = " to ".join(map(str, sorted({min(of["rounds"]), max(of["rounds"])})))
-    return [
-        rounds if len(runs) > 1 else f"{rounds} of {runs[0].values['rounds']}",
-        *(shown(of[key]) for key in ("last", "tail", "best")),
-        *(shown(run.tail(level) for run in runs) for level in levels),
-        in_bytes(fmean(of["bytes"])),
-        duration(fmean(of["seconds"])),
-        str(sum(of["rejected"])),
-        of["status"][0] if len(set(of["status"])) == 1 else f"{of['status'].count('done')} done",
-    ]
+    return {
+        "run": name,
+        "rounds": rounds if len(runs) > 1 else f"{rounds} of {runs[0].values['rounds']}",
+        "last": shown(of["last"]),
+        groups.measure: shown(of["tail"]),
+        "best": shown(of["best"]),
+        **{f"level {level}": shown(run.tail(level) for run in runs) for level in groups.levels},
+        "bytes": in_bytes(fmean(of["bytes"])),
+        "time": duration(fmean(of["seconds"])),
+        "rejected": sum(of["rejected"]),
+        "status": of["status"][0] if len(set(of["status"])) == 1 else f"{of['status'].count('done')} done",
+    }
 
 
 def duration(seconds: float) -> str:
@@ -84,17 +82,17 @@ def duration(seconds: float) -> str:
 
 def similarity(groups: Groups) -> str:
     """Returns the mean CKA between client models by depth, as ``incofl analyze`` found it; models apart."""
-    known: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for group in groups:
-        for run in group.runs:
-            found = run.json("analysis/similarity.json")
-            if points := tuple(map(str, found.get("points") or [])):
-                deep = (found.get("correlation") or {}).get(points[-1]) or {}
-                values = [*(found.get("mean_by_depth") or []), deep.get("pearson")]
-                cells = [NONE if value is None else f"{value:.3f}" for value in values]
-                known[points].append(row([group.name(run), *cells], index=group.index))
-    label = "Mean CKA between client models"
-    return "".join(table(label, ["run", *points, "r with accuracy"], rows) for points, rows in known.items())
+    known = defaultdict[tuple[str, ...], list[Line]](list)
+    for group, run in groups.pairs:
+        found = run.json("analysis/similarity.json")
+        if points := tuple(map(str, found.get("points") or [])):
+            deep = (found.get("correlation") or {}).get(points[-1]) or {}
+            values = dict(zip(points, found.get("mean_by_depth") or [], strict=False)) | {
+                "r with accuracy": deep.get("pearson")
+            }
+            cells = {name: NONE if value is None else f"{value:.3f}" for name, value in values.items()}
+            known[points].append(({"run": group.name(run)} | cells, "", group.index))
+    return "".join(table("Mean CKA between client models", lines) for lines in known.values())
 
 
 def sizes(groups: Groups) -> str:
@@ -108,34 +106,37 @@ def sizes(groups: Groups) -> str:
         if isinstance(found, str):
             parts.append(f"<p>The sizes of {escape(names)} cannot be computed here: {escape(found)}</p>")
             continue
-        rows = []
+        lines: list[Line] = []
         for cost, count in zip(found.costs, found.clients_by_level, strict=True):
-            shape = [str(cost.level), " ".join(map(str, cost.blocks)), f"{cost.width:g}"]
-            traffic = [in_bytes(cost.bytes_down), in_bytes(cost.bytes_up), in_bytes(cost.memory)]
-            rows.append(row([*shape, f"{cost.parameters:,}", f"{cost.macs:,}", *traffic, str(count)]))
+            cells = {"level": cost.level, "blocks": " ".join(map(str, cost.blocks)), "width": f"{cost.width:g}"}
+            cells |= {"parameters": f"{cost.parameters:,}", "MACs": f"{cost.macs:,}"}
+            cells |= {"down a round": in_bytes(cost.bytes_down), "up a round": in_bytes(cost.bytes_up)}
+            lines.append((cells | {"training memory": in_bytes(cost.memory), "clients": count}, "", None))
         heading = f"<h3>{escape(names)}</h3>" if len(known) > 1 else ""
-        parts.append(heading + table(f"Sizes of {names}", COSTS, rows))
+        parts.append(heading + table(f"Sizes of {names}", lines))
     return "".join(parts)
 
 
 def rejected(groups: Groups) -> str:
     """Returns every upload that was not accepted, and why."""
-    rows = [
-        row([group.name(run), str(record["round"]), str(entry["client"]), str(entry["reason"])], index=group.index)
-        for group in groups
-        for run in group.runs
-        for record in run.rows
-        for entry in record["rejected"]
+    lines: list[Line] = [
+        (
+            {"run": group.name(run), "round": row["round"], "client": entry["client"], "reason": entry["reason"]},
+            "",
+            group.index,
+        )
+        for group, run in groups.pairs
+        for row in run.rows
+        for entry in row["rejected"]
     ]
-    head = ["run", "round", "client", "reason"]
-    return table("Rejected uploads", head, rows, "words") if rows else "<p>No upload was rejected.</p>"
+    return table("Rejected uploads", lines, "words") if lines else "<p>No upload was rejected.</p>"
 
 
 def nodes(groups: Groups) -> str:
     """Returns a line per node and client, over its rounds."""
-    found: dict[tuple[int, int, str], list[dict[str, Any]]] = defaultdict(list)
-    for group in groups:
-        for node in (node for run in group.runs for record in run.rows for node in record.get("nodes") or []):
+    found = defaultdict[tuple[int, int, str], list[dict[str, Any]]](list)
+    for group, run in groups.pairs:
+        for node in (node for row in run.rows for node in row.get("nodes") or []):
             found[group.index, int(node.get("client", -1)), str(node.get("node", NONE))].append(node)
     columns: dict[str, tuple[str, Callable[[list[float]], float], Callable[[float], str]]] = {
         "mean time": ("seconds", fmean, duration),
@@ -144,14 +145,14 @@ def nodes(groups: Groups) -> str:
         "down": ("bytes_down", sum, in_bytes),
         "up": ("bytes_up", sum, in_bytes),
     }
-    rows = []
+    lines: list[Line] = []
     for (index, client, name), entries in sorted(found.items()):
-        cells = [f"client {client}", name, str(len(entries))]
-        for key, reduce, form in columns.values():
+        cells = {"client": f"client {client}", "node": name, "turns": len(entries)}
+        for column, (key, reduce, form) in columns.items():
             values = [float(entry[key]) for entry in entries if entry.get(key) is not None]
-            cells.append(form(reduce(values)) if values else NONE)
-        rows.append(row(cells, index=index))
-    return table("Nodes", ["client", "node", "turns", *columns], rows)
+            cells[column] = form(reduce(values)) if values else NONE
+        lines.append((cells, "", index))
+    return table("Nodes", lines)
 
 
 def configs(groups: Groups) -> str:
@@ -180,13 +181,13 @@ def environments(groups: Groups) -> str:
 
 def _facts(label: str, groups: Groups, found: Callable[[ReportedRun], dict[str, Any]], keys: Iterable[str]) -> str:
     """Returns some facts of the runs, a column for each group; those that differ are marked."""
-    columns = {group.label: [found(run) for run in group.runs] for group in groups}
-    rows = []
+    columns = {group.label if len(groups) > 1 else "value": [found(run) for run in group.runs] for group in groups}
+    lines: list[Line] = []
     for key in keys:
-        values = [list(dict.fromkeys(plain(facts.get(key, NONE)) for facts in column)) for column in columns.values()]
-        kind = "differs" if len({value for own in values for value in own}) > 1 else ""
-        rows.append(row([key, *map(", ".join, values)], kind))
-    return table(label, ["key", *(columns if len(columns) > 1 else ["value"])], rows, "code")
+        values = {name: dict.fromkeys(plain(facts.get(key, NONE)) for facts in own) for name, own in columns.items()}
+        kind = "differs" if len({value for own in values.values() for value in own}) > 1 else ""
+        lines.append(({"key": key} | {name: ", ".join(own) for name, own in values.items()}, kind, None))
+    return table(label, lines, "code")
 
 
 def tiles(groups: Groups) -> str:
