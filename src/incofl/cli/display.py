@@ -27,17 +27,13 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
-def _same_command() -> str:
-    return "finished rounds are saved, the same command continues"
-
-
 class RunDisplay:
     """Shows one run or several: bars with the time left on a terminal, plain lines elsewhere.
 
     Ctrl-C and a polite kill become one line, with some advice, and exit code 130.
     """
 
-    def __init__(self, quiet: bool, runs: int = 1, advice: Callable[[], str] = _same_command) -> None:
+    def __init__(self, quiet: bool, runs: int = 1, advice: Callable[[], str] | None = None) -> None:
         self._quiet, self._runs, self._advice, self._begun = quiet, runs, advice, 0
         self._console = console = make_console()
         self._live = Progress(
@@ -62,7 +58,8 @@ class RunDisplay:
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._live.stop()
         if kind is KeyboardInterrupt:
-            typer.echo(f"incofl: interrupted; {self._advice()}", err=True)
+            advice = self._advice() if self._advice else "finished rounds are saved, the same command continues"
+            typer.echo(f"incofl: interrupted; {advice}", err=True)
             raise typer.Exit(130) from None
 
     def watch(self, arm: tuple[str, int]) -> "RunDisplay":

@@ -98,13 +98,11 @@ def make_plan(
     overrides = [*overrides, f"data.clients={size}", "split.counts=none"]
     federation = outline(load_config(config, overrides))
     method, levels = federation.method, federation.costs
-    by_class = [
-        ClientLevels(tuple(device.count * (level == fitting) for level in range(len(levels))))
-        for device, fitting in zip(fleet, assign(fleet, levels), strict=True)
-    ]
-    trained = []
-    for device, own in zip(fleet, by_class, strict=True):
-        level = next(iter(federation.with_clients(own, ()).levels_in_use), None)
+    trained, counts = [], [0] * len(levels)
+    for device, fitting in zip(fleet, assign(fleet, levels), strict=True):
+        counts[fitting] += device.count
+        alone = ClientLevels(tuple(device.count * (level == fitting) for level in range(len(levels))))
+        level = next(iter(federation.with_clients(alone, ()).levels_in_use), None)
         exceeded = [] if level is None else device.exceeded(levels[level])
         if exceeded and not ignore_limits:
             raise ConfigError(
@@ -112,6 +110,5 @@ def make_plan(
                 f"{'; '.join(exceeded)}; choose another method, or write --ignore-limits to train it anyway"
             )
         trained.append((device, level))
-    counts = [sum(own) for own in zip(*(one.counts for one in by_class), strict=True)]
     resolved = load_config(config, [*overrides, f"split.counts={counts}"])
     return resolved, federation.with_clients(ClientLevels(tuple(counts)), ()), trained

@@ -58,7 +58,7 @@ def reproduce(
         path = study_runs.save(study, chosen, table, results, folder, command)
         title = f"{study.title}; scale {scale}: test accuracy in percent, last {chosen.tail} rounds"
         print_table(study_runs.lines(results), title)
-        typer.echo(f"{len(table[0].configs)} seed(s); {CAPTION}\nscale {scale}: {chosen.summary}")
+        typer.echo(f"{len(table[0].arms)} seed(s); {CAPTION}\nscale {scale}: {chosen.summary}")
         for note in (f"but with {', '.join(set_)}" if set_ else "", study.note):
             if note:
                 typer.echo(note)

@@ -21,7 +21,7 @@ from incofl.engine.checkpoint import write_json
 from incofl.engine.run_folder import environment
 from incofl.statistics import correlation, paired, tail_mean
 from incofl.studies.compare import evaluations, folder_of, plus_minus, write_tables
-from incofl.studies.reproduce import Cell, run_name, verdict_of
+from incofl.studies.reproduce import Cell, verdict_of
 
 VERSION = 1  # of the kept analysis of a run: change it when the analysis changes
 FEWEST_PAIRS = 20  # with fewer pairs, a share of them is not judged
@@ -140,8 +140,7 @@ def save(
 
     Returns the lines of the table, headings first, and the Markdown file.
     """
-    runs = [(cell, seed, (run_name(config), seed)) for cell in table for seed, config in cell.configs.items()]
-    found = [look(cell, seed, folder_of(out / "runs", arm), tail, watch) for cell, seed, arm in runs]
+    found = [look(cell, arm[1], folder_of(out / "runs", arm), tail, watch) for cell in table for arm in cell.arms]
     observed = list(map(asdict, observe(found)))
     document = {
         "command": command,

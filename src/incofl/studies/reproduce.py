@@ -74,7 +74,7 @@ class Cell:
     against: str | None  # the row of the section with which it is compared
     paper: float | None  # the paper's number
     claim: Literal["up", "down"] | None  # how the paper says that it differs, where it gives no numbers
-    configs: dict[int, Config]  # of each seed
+    arms: dict[Arm, Config]  # a run for each seed
 
     @property
     def place(self) -> Place:
@@ -88,10 +88,11 @@ def cells(study: Study, scale: Scale, overrides: Sequence[str] = (), seeds: Sequ
         paper = dict(zip(study.columns, row.get("paper", ["none"] * len(study.columns)), strict=True))
         for column in study.scales.get(scale.name, study.columns):
             keys, base = [*study.columns[column], *row["set"]], scale.base[section["base"]]
-            configs = {seed: make_config(base, [*keys, f"seed={seed}", *overrides]) for seed in seeds or scale.seeds}
+            configs = [make_config(base, [*keys, f"seed={seed}", *overrides]) for seed in seeds or scale.seeds]
+            arms = {(run_name(config), config.seed): config for config in configs}
             number = None if paper[column] == "none" else paper[column]
             place = section["name"], row["name"], column
-            found.append(Cell(*place, row.get("against"), number, row.get("claim"), configs))
+            found.append(Cell(*place, row.get("against"), number, row.get("claim"), arms))
     return found
 
 
@@ -110,7 +111,7 @@ def run_name(config: Config) -> str:
 
 def arms_of(table: Sequence[Cell]) -> dict[Arm, Config]:
     """Returns the runs behind a table, each once."""
-    return {(run_name(config), seed): config for cell in table for seed, config in cell.configs.items()}
+    return {arm: config for cell in table for arm, config in cell.arms.items()}
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,7 @@ def reproduce(table: Sequence[Cell], out: Path, tail: int, jobs: int, watch: Wat
     run_arms(left, folder, jobs, watch)
     values = {}
     for cell in table:
-        runs = [evaluations(folder_of(folder, (run_name(config), seed))) for seed, config in cell.configs.items()]
-        values[cell.place] = [100 * tail_mean(evaluated, tail) for evaluated in runs]
+        values[cell.place] = [100 * tail_mean(evaluations(folder_of(folder, arm)), tail) for arm in cell.arms]
     paper = {cell.place: cell.paper for cell in table}
     return [_outcome(cell, values, paper) for cell in table]
 
