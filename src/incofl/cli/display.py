@@ -12,8 +12,8 @@ from rich.table import Table
 
 from incofl.config import Config
 from incofl.costs import human
-from incofl.engine.build import split_kind
 from incofl.engine.federation import Federation
+from incofl.engine.progress import Lines
 from incofl.engine.run import Result
 from incofl.engine.run_folder import Row
 
@@ -27,7 +27,7 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
-class RunDisplay:
+class RunDisplay(Lines):
     """Shows one run or several: bars with the time left on a terminal, plain lines elsewhere.
 
     Ctrl-C and a polite kill become one line, with some advice, and exit code 130.
@@ -47,7 +47,7 @@ class RunDisplay:
             disable=quiet or not console.is_terminal,
         )
         self._all = self._live.add_task("runs   ", total=runs, note="", visible=runs > 1)
-        self._rounds = self._live.add_task("rounds ", total=None, note="")
+        self._rounds_bar = self._live.add_task("rounds ", total=None, note="")
         self._clients = self._live.add_task("clients", total=None, note="", visible=runs == 1)
 
     def __enter__(self) -> "RunDisplay":
@@ -67,27 +67,19 @@ class RunDisplay:
         self._begun += 1
         name = f"{arm[0]}, seed {arm[1]}"
         self._live.update(self._all, completed=self._begun - 1, note=name)
-        if not self._console.is_terminal:
-            self._print(f"run {self._begun}/{self._runs}: {name}")
+        if not self._console.is_terminal and not self._quiet:
+            self._console.print(f"run {self._begun}/{self._runs}: {name}", soft_wrap=True)
         return self
 
+    def say(self, line: str) -> None:
+        if self._runs == 1 and not self._quiet:
+            self._console.print(line, soft_wrap=True)
+
     def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
-        self._federation, self._total = federation, config.rounds
-        note = self._note(rows[-1]) if rows else ""
-        self._live.update(self._rounds, total=config.rounds, completed=len(rows), note=note)
+        super().started(config, federation, rows)
+        self._federation, note = federation, self.note(rows[-1]) if rows else ""
+        self._live.update(self._rounds_bar, total=config.rounds, completed=len(rows), note=note)
         self._live.update(self._clients, total=config.cohort_size, completed=0)
-        if self._runs > 1:
-            return
-        kind, whole = split_kind(config, federation.model.layout), federation.model.layout.kept_whole
-        self._print(
-            f"{config.method} on {config.data.name}: {config.model.name} at width {config.model.width:g}, "
-            f"{kind} splitting into {len(federation.splitter.depths)} levels, "
-            f"{config.data.clients} clients, {config.cohort_size} a round, {config.rounds} rounds, seed {config.seed}"
-        )
-        if rows:
-            self._print(f"resumed after round {len(rows)}")
-        if kind == "hetero" and whole:
-            self._print(f"{len(whole)} axes are held whole by every level; incofl plan says which and why")
 
     def uploaded(self, client: int) -> None:
         self._live.advance(self._clients)
@@ -95,24 +87,11 @@ class RunDisplay:
             self._live.update(self._clients, note="aggregating, evaluating")
 
     def finished_round(self, row: Row) -> None:
-        self._live.update(self._rounds, completed=row["round"], note=self._note(row))
+        self._live.update(self._rounds_bar, completed=row["round"], note=self.note(row))
         self._live.update(self._clients, completed=0, note="")
         self._live.refresh()  # every round is seen, however short
-        if self._runs > 1:
-            return
         if not self._console.is_terminal or row["rejected"]:
-            count = f"{row['round']:>{len(str(self._total))}}/{self._total}"
-            self._print(f"round {count}  {self._note(row)}  {row['seconds']:.1f} s")
-        for refusal in row["rejected"]:
-            self._print(f"  rejected: {refusal['reason']}")
-
-    def _note(self, row: Row) -> str:
-        loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
-        return loss if row["accuracy"] is None else f"{self._federation.task.first} {row['accuracy']:.3f}  {loss}"
-
-    def _print(self, line: str) -> None:
-        if not self._quiet:
-            self._console.print(line, soft_wrap=True)
+            super().finished_round(row)
 
     def print_result(self, result: Result) -> None:
         """Prints the metric of each level at the last evaluation, and what each level is."""
