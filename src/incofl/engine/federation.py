@@ -71,20 +71,6 @@ class ListedLevels:
         return self.levels[client]
 
 
-def clients_by_level(method: Method, levels: ClientLevels | ListedLevels) -> list[int]:
-    """Number of clients that train each level under a method."""
-    last = len(levels.counts) - 1
-    match method.level:
-        case "own":
-            return list(levels.counts)
-        case "smallest":
-            return [len(levels), *[0] * last]
-        case "largest":
-            return [*[0] * last, len(levels)]
-        case "largest-only":
-            return [*[0] * last, levels.counts[-1]]
-
-
 @dataclass(frozen=True)
 class Federation:
     """Model, method, task, data and clients of a run.
@@ -183,7 +169,16 @@ class Federation:
     @cached_property
     def clients_by_level(self) -> list[int]:
         """Number of clients that train each level under this method."""
-        return clients_by_level(self.method, self.levels)
+        counts, nobody = self.levels.counts, [0] * (len(self.levels.counts) - 1)
+        match self.method.level:
+            case "own":
+                return list(counts)
+            case "smallest":
+                return [len(self.levels), *nobody]
+            case "largest":
+                return [*nobody, len(self.levels)]
+            case "largest-only":
+                return [*nobody, counts[-1]]
 
     def slice(self, level: int, round: int, client: int | None = None) -> Slice:
         """The slice of a client of a level in a round: the same object for all clients that hold the same.

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -12,10 +12,10 @@ from incofl.analysis.runs import RecordedRun, by_seed, find_runs
 from incofl.config import find_parts
 from incofl.engine.build import outline
 from incofl.engine.federation import Federation
-from incofl.engine.run_folder import Row
+from incofl.engine.run_folder import Row, summarise
 from incofl.errors import IncoflError
 from incofl.statistics import mean_and_half_width, tail, tail_name
-from incofl.task import CLASSIFICATION, TASKS, Metric
+from incofl.task import CLASSIFICATION, TASKS, Task
 
 Unit = Literal["number", "percent", "bytes"]
 
@@ -48,15 +48,14 @@ class ReportedRun(RecordedRun):
         return used if len(used) == count else list(range(count))
 
     @cached_property
-    def metric(self) -> tuple[str, Metric]:
-        """The metric that takes the place of the accuracy, with its name."""
-        name = str(self.json("summary.json").get("metric", "accuracy"))
+    def task(self) -> Task:
+        """The task; in place of an object that only its script has, one with a metric of the same name."""
         try:
-            task = find_parts(self.config).task
-            name = task.first
-        except (IncoflError, ImportError):  # an object that only its script has
-            task = next((task for task in TASKS.values() if task.first == name), CLASSIFICATION)
-        return name, task.all_metrics[task.first]
+            return find_parts(self.config).task
+        except (IncoflError, ImportError):
+            name = str(self.json("summary.json").get("metric", "accuracy"))
+            unknown = replace(CLASSIFICATION, metrics={name: CLASSIFICATION.all_metrics["accuracy"]})
+            return next((task for task in TASKS.values() if task.first == name), unknown)
 
     @cached_property
     def judged(self) -> list[Row]:
@@ -67,18 +66,9 @@ class ReportedRun(RecordedRun):
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The result so far; the summary on disk may be of an earlier interruption."""
-        written, best = self.json("summary.json"), max if self.metric[1].higher_is_better else min
-        values = [row["accuracy"] for row in self.rows if row["accuracy"] is not None]
-        return {
-            "status": str(written.get("status")) if written.get("rounds") == len(self.rows) else "unfinished",
-            "rounds": len(self.rows),
-            "last": values[-1] if values else None,
-            "tail": fmean(row["accuracy"] for row in self.judged) if values else None,
-            "best": best(values, default=None),
-            "bytes": sum(row["bytes_up"] + row["bytes_down"] for row in self.rows),
-            "rejected": sum(len(row["rejected"]) for row in self.rows),
-            "seconds": sum(row["seconds"] for row in self.rows),
-        }
+        written = self.json("summary.json")
+        status = str(written.get("status")) if written.get("rounds") == len(self.rows) else "unfinished"
+        return summarise(self.rows, self.method, self.seed, self.task, self.levels, status)
 
     def level(self, level: int, rows: Sequence[Row] | None = None) -> list[float | None]:
         """Returns the metric of a level in some rounds or all; unknown if the run has no such level."""
@@ -145,8 +135,8 @@ class Groups(list[Group]):
     @cached_property
     def metric(self) -> tuple[str, Unit]:
         """The name and the unit of the metric that takes the place of the accuracy."""
-        percent = all(run.metric[1].percent for run in self.runs)
-        return self.runs[0].metric[0], "percent" if percent else "number"
+        percent = all(run.task.all_metrics[run.task.first].percent for run in self.runs)
+        return self.runs[0].task.first, "percent" if percent else "number"
 
     @cached_property
     def measure(self) -> str:

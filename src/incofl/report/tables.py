@@ -62,11 +62,11 @@ def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str,
     return {
         "run": name,
         "rounds": rounds if len(runs) > 1 else f"{rounds} of {runs[0].values['rounds']}",
-        "last": shown(of["last"]),
-        groups.measure: shown(of["tail"]),
-        "best": shown(of["best"]),
+        "last": shown(of["accuracy"]),
+        groups.measure: shown(of["accuracy_last_ten"]),
+        "best": shown(of["accuracy_best"]),
         **{f"level {level}": shown(run.tail(level) for run in runs) for level in groups.levels},
-        "bytes": in_bytes(fmean(of["bytes"])),
+        "bytes": in_bytes(fmean(of["bytes_down"]) + fmean(of["bytes_up"])),
         "time": duration(fmean(of["seconds"])),
         "rejected": sum(of["rejected"]),
         "status": of["status"][0] if len(set(of["status"])) == 1 else f"{of['status'].count('done')} done",
@@ -119,16 +119,11 @@ def sizes(groups: Groups) -> str:
 
 def rejected(groups: Groups) -> str:
     """Returns every upload that was not accepted, and why."""
-    lines: list[Line] = [
-        (
-            {"run": group.name(run), "round": row["round"], "client": entry["client"], "reason": entry["reason"]},
-            "",
-            group.index,
-        )
-        for group, run in groups.pairs
-        for row in run.rows
-        for entry in row["rejected"]
-    ]
+    lines: list[Line] = []
+    for group, run in groups.pairs:
+        for number, entry in ((row["round"], entry) for row in run.rows for entry in row["rejected"]):
+            cells = {"run": group.name(run), "round": number, "client": entry["client"], "reason": entry["reason"]}
+            lines.append((cells, "", group.index))
     return table("Rejected uploads", lines, "words") if lines else "<p>No upload was rejected.</p>"
 
 
@@ -195,11 +190,11 @@ def tiles(groups: Groups) -> str:
     (run,), (metric, unit) = groups.runs, groups.metric
     s = run.summary
     pairs = {
-        f"{metric}, {groups.measure}": say(s["tail"], unit),
-        f"{metric}, last evaluation": say(s["last"], unit),
-        f"best {metric}": say(s["best"], unit),
+        f"{metric}, {groups.measure}": say(s["accuracy_last_ten"], unit),
+        f"{metric}, last evaluation": say(s["accuracy"], unit),
+        f"best {metric}": say(s["accuracy_best"], unit),
         f"rounds, {s['status']}": f"{s['rounds']} of {run.values['rounds']}",
-        "communication": in_bytes(s["bytes"]),
+        "communication": in_bytes(s["bytes_down"] + s["bytes_up"]),
         "time": duration(s["seconds"]),
     }
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs.items())
