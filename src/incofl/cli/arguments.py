@@ -8,26 +8,18 @@ import typer
 
 from incofl.errors import ConfigError
 
-Config = Annotated[
-    str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset (incofl list presets).")
-]
-Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some (incofl compare).")
-]
+Config = Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or a preset (incofl list presets).")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")]
 Method = Annotated[str | None, typer.Option("--method", "-m", metavar="M", help="Method (incofl list methods).")]
-Model = Annotated[
-    str | None, typer.Option(metavar="M", help="Model (incofl list models), or your own as package.module:factory.")
-]
+Model = Annotated[str | None, typer.Option(metavar="M", help="Model (incofl list models), or package.module:factory.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one config key, e.g. data.alpha=0.1; repeatable."),
 ]
 Devices = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Device classes: each gets the largest level within its limits.")
+    Path | None, typer.Option(metavar="FILE", help="Device classes; each gets the largest level that fits.")
 ]
-IgnoreLimits = Annotated[
-    bool, typer.Option("--ignore-limits", help="Let a method such as alllarge exceed the limits of devices.")
-]
+IgnoreLimits = Annotated[bool, typer.Option("--ignore-limits", help="Let a method exceed the limits of devices.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each with one worker.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")]
 

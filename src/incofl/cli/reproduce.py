@@ -11,15 +11,9 @@ from incofl.cli.list import print_columns
 
 
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="An experiment (without NAME, they are listed), or all.")
-    ] = None,
-    scale: Annotated[
-        str, typer.Option(metavar="S", help="How large: mini (hours), small (days), paper (GPUs).")
-    ] = "mini",
-    data: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder that holds the data sets (incofl data fetch).")
-    ] = Path("data"),
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, or all.")] = None,
+    scale: Annotated[str, typer.Option(metavar="S", help="mini (hours), small (days) or paper (GPUs).")] = "mini",
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Folder of data sets (incofl data fetch).")] = Path("data"),
     seeds: Annotated[str | None, typer.Option(metavar="S,T,...", help="Other seeds than 0,1,2.")] = None,
     set_: arg.Set = None,
     out: Annotated[Path | None, arg.out("DIR", "Run folders and tables [runs/reproduce/SCALE].")] = None,

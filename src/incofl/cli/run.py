@@ -15,9 +15,7 @@ def run(
     model: arg.Model = None,
     set_: arg.Set = None,
     out: Annotated[Path | None, arg.out("DIR", "Run folder [runs/NAME-TIME].")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out, with its own config if none is given.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out; CONFIG is optional.")] = False,
     devices: arg.Devices = None,
     ignore_limits: arg.IgnoreLimits = False,
     quiet: arg.Quiet = False,
