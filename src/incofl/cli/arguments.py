@@ -16,9 +16,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one config key, e.g. data.alpha=0.1; repeatable."),
 ]
-Devices = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Device classes; each gets the largest level that fits.")
-]
+Devices = Annotated[Path | None, typer.Option(metavar="FILE", help="Device classes; each gets the level that fits.")]
 IgnoreLimits = Annotated[bool, typer.Option("--ignore-limits", help="Let a method exceed the limits of devices.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each with one worker.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")]
