@@ -177,7 +177,7 @@ def write_tables(path: Path, lines: Sequence[Sequence[str]], document: Mapping[s
     """Writes a table, headings first, as Markdown and everything behind it as JSON; returns the Markdown file."""
     write_json(path.with_name(f"{path.name}.json"), document)
     page = path.with_name(f"{path.name}.md")
-    page.write_text(markdown(lines))
+    page.write_text(markdown(lines), encoding="utf-8")
     return page
 
 
@@ -190,7 +190,7 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 def write_csv(path: Path, results: Sequence[MethodResult]) -> None:
     """Writes plain numbers, one line per method."""
     rows = [dict(_flat(asdict(result))) for result in results]
-    with path.open("w", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
