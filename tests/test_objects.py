@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -396,7 +397,9 @@ def test_the_default_folder_and_lines_of_progress(
     result = incofl.run(small(), model=Net, data=data())
     assert result.folder.parent == Path("runs")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "incofl: incoavg, 3 rounds"
+    assert re.fullmatch(
+        r"incoavg on .*: .*Net.* at width 1, .* splitting into 2 levels, 6 clients, .*, seed 0", lines[0]
+    )
     assert [line.split("  ")[0] for line in lines[1:]] == ["round 1/3", "round 2/3", "round 3/3"]
     assert RunFolder(result.folder).summary.exists()
 

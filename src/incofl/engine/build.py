@@ -140,6 +140,27 @@ def check_machine(config: Config) -> None:
         )
 
 
+def outline(config: Config, parts: Parts | None = None) -> Federation:
+    """The federation of a config before it has data: enough to check it and to say what it costs. Reads no files."""
+    parts = parts or find_parts(config)
+    model, method = build_model(config, parts), build_method(config, parts)
+    splitter = build_splitter(config, model, method)
+    return Federation(
+        model=model,
+        splitter=splitter,
+        method=method,
+        data=Data((torch.empty(0), torch.empty(0))),
+        partition=(),
+        levels=client_levels(config, len(splitter.depths)),
+        task=parts.task,
+        local=config.local,
+        seed=config.seed,
+        device=config.engine.device,
+        compile=config.engine.compile,
+        measured=config.eval.measured,
+    )
+
+
 def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool = False) -> Federation:
     """Everything that a run needs.
 
@@ -148,31 +169,17 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
     """
     check_machine(config)
     parts = find_parts(config)
-    model = build_model(config, parts)
+    federation = outline(config, parts)
     if config.model.pretrained is not None and not begun:
-        model = with_pretrained(model, config.model.pretrained)
-    method = build_method(config, parts)
-    splitter = build_splitter(config, model, method)
-    levels = client_levels(config, len(splitter.depths))
-    if method.level == "largest-only" and not levels.counts[-1]:
-        raise ConfigError(f"method: {method.name} needs clients of the largest level, and no client can hold it")
+        federation = dataclasses.replace(federation, model=with_pretrained(federation.model, config.model.pretrained))
+    if federation.method.level == "largest-only" and not federation.levels.counts[-1]:
+        name = federation.method.name
+        raise ConfigError(f"method: {name} needs clients of the largest level, and no client can hold it")
     data = build_data(config, parts)
     last = int(torch.cat([torch.tensor([-1]), *(partition or [])]).max())
     if last >= len(data.train):
         raise RunError(f"partition.json: names example {last}, expected less than {len(data.train)}; delete the folder")
-    federation = Federation(
-        model=model,
-        splitter=splitter,
-        method=method,
-        data=data,
-        partition=build_partition(config, data) if partition is None else partition,
-        levels=levels,
-        task=parts.task,
-        local=config.local,
-        seed=config.seed,
-        device=config.engine.device,
-        compile=config.engine.compile,
-        measured=config.eval.measured,
-    )
+    partition = build_partition(config, data) if partition is None else partition
+    federation = dataclasses.replace(federation, data=data, partition=partition)
     federation.check()
     return federation

@@ -52,20 +52,6 @@ class ClientLevels:
         return int(self._levels[client])
 
 
-def clients_by_level(method: Method, counts: Sequence[int]) -> list[int]:
-    """Number of clients that train each level under a method, of so many that can hold it and no larger one."""
-    others = [0] * (len(counts) - 1)
-    match method.level:
-        case "own":
-            return list(counts)
-        case "smallest":
-            return [sum(counts), *others]
-        case "largest":
-            return [*others, sum(counts)]
-        case "largest-only":
-            return [*others, counts[-1]]
-
-
 @dataclass(frozen=True)
 class Federation:
     """Model, method, task, data and clients of a run."""
@@ -148,7 +134,16 @@ class Federation:
     @cached_property
     def clients_by_level(self) -> list[int]:
         """Number of clients that train each level under this method."""
-        return clients_by_level(self.method, self.levels.counts)
+        counts, nobody = self.levels.counts, [0] * (len(self.levels.counts) - 1)
+        match self.method.level:
+            case "own":
+                return list(counts)
+            case "smallest":
+                return [len(self.levels), *nobody]
+            case "largest":
+                return [*nobody, len(self.levels)]
+            case "largest-only":
+                return [*nobody, counts[-1]]
 
     def slice(self, level: int, round: int, client: int | None = None) -> Slice:
         """The slice of a client of a level in a round: the same object for all clients that hold the same.

@@ -172,8 +172,8 @@ class Run:
         """Writes the summary; an interruption may have come between a record and its checkpoint, or right after."""
         self.rows = self.folder.keep_rows(checkpoint_round(self.folder.checkpoint))
         status = "done" if len(self.rows) == self.config.rounds else "interrupted"
-        levels = self.federation.levels_in_use
-        self._summary = summarise(self.rows, self.config, self.federation.task, levels, status)
+        task, levels = self.federation.task, self.federation.levels_in_use
+        self._summary = summarise(self.rows, self.config.method, self.config.seed, task, levels, status)
         write_json(self.folder.summary, self._summary)
         if self._trace.on:
             self._trace.save(self.folder.trace)

@@ -169,15 +169,17 @@ def new_folder(config: Config) -> Path:
     return Path("runs") / f"{method}-{data}-s{config.seed}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
-def summarise(rows: list[Row], config: Config, task: Task, levels: Sequence[int], status: str) -> dict[str, Any]:
+def summarise(
+    rows: list[Row], method: str, seed: int, task: Task, levels: Sequence[int], status: str
+) -> dict[str, Any]:
     """The result of a run: last round, mean of the evaluations by which it is judged, totals."""
     best = max if task.all_metrics[task.first].higher_is_better else min
     evaluated = [row for row in rows if row["accuracy"] is not None]
     last = evaluated[-1] if evaluated else None
     return {
         "status": status,
-        "method": config.method,
-        "seed": config.seed,
+        "method": method,
+        "seed": seed,
         "rounds": len(rows),
         "levels": list(levels),
         "metric": task.first,
