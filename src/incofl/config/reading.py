@@ -9,8 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from incofl.config.objects import OBJECTS, find, name_of
-from incofl.config.resolve import resolve
+from incofl.config.resolve import OBJECTS, find, name_of, resolve
 from incofl.config.schema import KEYS, SECTIONS, Config
 from incofl.errors import ConfigError, nearest
 from incofl.methods import all_options

@@ -1,12 +1,10 @@
 """The configuration of a run: a tree of dataclasses that mirrors the TOML file, checked field by field."""
 
-import dataclasses
 import hashlib
 import json
-import typing
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Annotated, Any, Literal
+from dataclasses import field, fields, is_dataclass
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
@@ -19,12 +17,8 @@ from incofl.split import Kind
 
 Count = Annotated[int, Ge(1)]
 # Keys that may change when a run is resumed, because they cannot change its results.
-UNBOUND = frozenset(
-    {
-        *("rounds", "data.root", "engine.executor", "engine.workers", "engine.address"),
-        *("engine.trace", "engine.client_memory", "record.every", "record.window", "record.tensorboard"),
-    }
-)
+UNBOUND = {"rounds", "data.root", "record.every", "record.window", "record.tensorboard"}
+UNBOUND |= {f"engine.{key}" for key in ("executor", "workers", "address", "trace", "client_memory")}
 
 
 @options("data")
@@ -257,12 +251,12 @@ class Config:
 
 
 # The keys of a file, and which of them are tables, in addition to those of methods.
-KEYS = tuple(field.name for field in dataclasses.fields(Config) if field.name not in ("methods", "objects"))
-SECTIONS = {key: hint for key, hint in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(hint)}
+KEYS = tuple(f.name for f in fields(Config) if f.name not in ("methods", "objects"))
+SECTIONS = {key: hint for key, hint in get_type_hints(Config).items() if is_dataclass(hint)}
 
 
 def _plain(value: Any) -> Any:
-    value = vars(value) if dataclasses.is_dataclass(value) else value
+    value = vars(value) if is_dataclass(value) else value
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from incofl.config import Config, find_parts
-from incofl.config.objects import Parts
+from incofl.config.resolve import Parts
 from incofl.data import Data, VirtualPartition, make_partition, natural_partition
 from incofl.engine.federation import ClientLevels, Federation
 from incofl.errors import ConfigError, RunError

@@ -15,7 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from incofl.config import Config, make_config
-from incofl.config.objects import GIVEN, OBJECTS, name_of
+from incofl.config.resolve import GIVEN, OBJECTS, name_of
 from incofl.costs import read_limits
 from incofl.data import Data
 from incofl.engine.build import build

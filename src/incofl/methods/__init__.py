@@ -1,5 +1,6 @@
 """The table of methods: one file per paper, one line per name. A method is imported when it is asked for."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -81,22 +82,16 @@ class MethodTable(Mapping[str, "Method"]):
 
 @functools.cache
 def _load(base: str, *added: str) -> "Method":
-    import dataclasses
-
     from incofl.methods.noise import UploadNoise
     from incofl.methods.server_optimizers import ServerSchedule
 
     method: Method = load_attribute(f"incofl.methods.{_BASES[base][0]}:{base}", "method")
-    transforms = [load_attribute(_TRANSFORMS[key][0], "method")() for key in added]
     long = "+".join((base, *added))
     short = next((long.replace(full, name) for full, name in _PAPER_NAMES.items() if long.startswith(full)), long)
-    return dataclasses.replace(
-        method,
-        name=short,
-        summary=_summary(long),
-        uploads=(UploadNoise(), *method.uploads),
-        transforms=(ServerSchedule(), *method.transforms, *transforms),
-    )
+    uploads = UploadNoise(), *method.uploads
+    own = ServerSchedule(), *method.transforms
+    transforms = *own, *(load_attribute(_TRANSFORMS[key][0], "method")() for key in added)
+    return dataclasses.replace(method, name=short, summary=_summary(long), uploads=uploads, transforms=transforms)
 
 
 METHODS = MethodTable()

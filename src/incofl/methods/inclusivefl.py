@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
@@ -41,14 +41,6 @@ class InclusiveOptions:
 
     momentum: bool = True
     beta: Annotated[float, Ge(0), Le(1)] = 0.2
-
-
-class Lesson(NamedTuple):
-    """What a size teaches the next smaller one."""
-
-    smaller: int
-    last: str  # the smaller one's last block
-    names: frozenset[str]  # the parameters that teach it: those of the blocks from there on
 
 
 @dataclass(frozen=True)
@@ -82,17 +74,17 @@ class InclusiveFL(ServerRule):
         def watched() -> Iterator[Sequence[Upload]]:
             for uploads in arrivals:
                 for upload in uploads:
-                    if (level := upload.level) in taught:
-                        total = sums.setdefault(level, self._sum(server.layout))
-                        total.add([(upload, self.weight(upload))], {level: taught[level].names})
+                    if upload.level in taught:
+                        total = sums.setdefault(upload.level, self._sum(server.layout))
+                        total.add([(upload, self.weight(upload))], {upload.level: taught[upload.level][-1]})
                 yield uploads
 
         changes = super().aggregate(server, watched())
         private = {level: self._blend(server, level, change) for level, change in changes.private.items()}
-        momenta = {
-            f"momentum-{taught[level].smaller}": momentum(server.layout, taught[level].last, total.mean().update.values)
-            for level, total in sums.items()
-        }
+        momenta = {}
+        for level, total in sums.items():
+            smaller, last, _ = taught[level]
+            momenta[f"momentum-{smaller}"] = momentum(server.layout, last, total.mean().update.values)
         return dataclasses.replace(changes, private=private, extra=momenta)
 
     def _blend(self, server: Server, level: int, change: Change) -> Change:
@@ -104,8 +96,8 @@ class InclusiveFL(ServerRule):
         return change.with_update(values)
 
 
-def lessons(server: Server) -> dict[int, Lesson]:
-    """The lesson of each size that has a smaller one."""
+def lessons(server: Server) -> dict[int, tuple[int, str, frozenset[str]]]:
+    """For each size that teaches a smaller one: that one, its last block, and the parameters from there on."""
     layout, found = server.layout, {}
     held = {level: held_blocks(layout, slice_) for level, (slice_, _) in sorted(server.population.items())}
     for (smaller, (*_, last)), (level, blocks) in itertools.pairwise(held.items()):
@@ -113,7 +105,7 @@ def lessons(server: Server) -> dict[int, Lesson]:
             raise ConfigError(f"split.levels: level {level} lacks {last!r}, which level {smaller} should learn from it")
         teaching = blocks[blocks.index(last) :]
         names = frozenset(name for name in layout.parameters if layout.block_of[name] in teaching)
-        found[level] = Lesson(smaller, last, names)
+        found[level] = smaller, last, names
     return found
 
 
