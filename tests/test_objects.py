@@ -65,6 +65,12 @@ def test_an_object_replaces_what_the_config_says(tmp_path: Path) -> None:
     assert make_config(config.to_dict(), **config.objects) == config  # which says the same as the object: no warning
 
 
+@pytest.mark.parametrize(("kind", "name"), [("data", "Data"), ("method", "Method"), ("task", "Task")])
+def test_an_object_of_another_type(kind: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{kind}: got \(1, 2\), expected a name or an object of type {name}"):
+        build(make_config(small(), **{kind: (1, 2)}))
+
+
 def data(**more: Any) -> Data:
     return Data(points(), points(60, 1), **more)
 

@@ -25,11 +25,12 @@ def make_config(values: Mapping[str, Any] | None = None, overrides: Iterable[str
     for override in overrides:
         _set(tree, override)
     # Dates, which TOML has, as they are written; null, which it does not have, is written "none".
-    tree = json.loads(json.dumps(tree, default=str), object_hook=_with_null)
+    text = json.dumps(tree, default=str)
+    tree = json.loads(text, object_hook=lambda table: {k: None if v == "none" else v for k, v in table.items()})
     for kind, value in objects.items():
         if value is not None:
             table, key = OBJECTS[kind]
-            (tree.setdefault(table, {}) if table else tree)[key] = name_of(value, kind)
+            (tree.setdefault(table, {}) if table else tree)[key] = name_of(value)
     given = {kind: value for kind, value in objects.items() if value is not None and not isinstance(value, str)}
     return resolve(_checked(tree, given))
 
@@ -78,10 +79,6 @@ def _set(tree: dict[str, Any], override: str) -> None:
         if not isinstance(tree, dict):
             raise ConfigError(f"config: {key!r} is not a key: {table!r} is a value, not a table")
     tree[last] = value
-
-
-def _with_null(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if value == "none" else value for key, value in table.items()}
 
 
 def _checked(tree: dict[str, Any], objects: dict[str, Any]) -> Config:

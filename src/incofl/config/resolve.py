@@ -18,6 +18,7 @@ from incofl.task import Task, find_task
 # Where the name of each kind of object stands in a config: table and key.
 OBJECTS = {"model": ("model", "name"), "data": ("data", "name"), "method": ("", "method"), "task": ("task", "name")}
 GIVEN = "object:"  # what a record says of an object that cannot be imported
+_KINDS: dict[str, Any] = {"data": (Data, find_source), "method": (Method, find_method), "task": (Task, find_task)}
 
 
 class Parts(NamedTuple):
@@ -25,15 +26,14 @@ class Parts(NamedTuple):
 
     method: Method
     source: Source
-    family: Family
     task: Task
 
 
 def find_parts(config: Config) -> Parts:
-    """The method, data, model and task of a resolved config."""
-    names = {"method": config.method, "data": config.data.name, "model": config.model.name, "task": config.task.name}
-    method, *others = (find(kind, name, config.objects) for kind, name in names.items())
-    return Parts(method.with_options(config.methods), *others)
+    """The method, data and task of a resolved config."""
+    method = find("method", config.method, config.objects).with_options(config.methods)
+    source, task = find("data", config.data.name, config.objects), find("task", config.task.name, config.objects)
+    return Parts(method, source, task)
 
 
 def find(kind: str, name: str, objects: Mapping[str, Any]) -> Any:
@@ -45,20 +45,23 @@ def find(kind: str, name: str, objects: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{key}: got {name!r}: this run was made from an object in Python; {hint}")
     if kind == "model":
         return find_family(name if given is None else given)
-    if kind == "data":
-        return find_source(name) if given is None else source_of(given)
-    return given or {"method": find_method, "task": find_task}[kind](name)
+    expected, by_name = _KINDS[kind]
+    if given is None:
+        return by_name(name)
+    if not isinstance(given, expected):
+        raise ConfigError(f"{kind}: got {given!r:.60}, expected a name or an object of type {expected.__name__}")
+    return source_of(given) if kind == "data" else given
 
 
-def name_of(value: Any, kind: str) -> str:
+def name_of(value: Any) -> str:
     """The name of an object: itself if it is one, ``package.module:attribute`` if that finds it, else ``object:NAME``.
 
     What is defined in a script or a notebook cannot be found by its name later.
     """
     if isinstance(value, str):
         return value
-    if kind == "method" and METHODS.get(value.name) == value:
-        return str(value.name)
+    if isinstance(value, Method) and METHODS.get(value.name) == value:
+        return value.name
     module, attribute = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if module not in (None, "__main__") and getattr(sys.modules.get(str(module)), attribute, None) is value:
         return f"{module}:{attribute}"

@@ -85,7 +85,7 @@ class Moon(ClientRule):
 
     def finish(self, local: Local, update: Tensors) -> tuple[Tensors, Tensors]:
         fixed = frozen_entries(local.model)
-        return {}, {n: v.detach().clone() for n, v in local.model.state_dict().items() if n not in fixed}
+        return {}, {n: v.clone() for n, v in local.model.state_dict().items() if n not in fixed}
 
 
 def contrast(z: Tensor, z_g: Tensor, z_p: Tensor, temperature: float) -> Tensor:

@@ -45,8 +45,7 @@ class Scaffold(ClientRule):
     def memory(self, layout: Layout) -> frozenset[str]:
         return layout.parameters
 
-    def extra(self, layout: Layout) -> frozenset[str]:
-        return layout.parameters
+    extra = memory  # c_i is kept, its change is uploaded
 
     def held(self, layout: Layout) -> Sequence[frozenset[str]]:
         return [layout.parameters] * 2  # the correction, which takes the place of c, and c_i

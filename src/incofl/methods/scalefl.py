@@ -110,24 +110,22 @@ def first_blocks(layout: Layout, blocks: int) -> Depth:
     return tuple(depth)
 
 
-def weighted_loss(
-    exits: Sequence[Tensor], y: Tensor, gamma: float, temperature: float, train_teacher: bool = False
-) -> Tensor:
+def weighted_loss(exits: Sequence[Tensor], y: Tensor, gamma: float, t: float, train_teacher: bool = False) -> Tensor:
     """The loss of all exits: the later, the heavier, and the earlier ones learn from the last."""
     total = torch.zeros((), device=y.device)
     teacher = exits[-1] if train_teacher else exits[-1].detach()
     for j, logits in enumerate(exits, start=1):
         loss = functional.cross_entropy(logits, y)
         if gamma and j < len(exits):
-            loss = loss + gamma * divergence(teacher, logits, temperature)
+            loss = loss + gamma * divergence(teacher, logits, t)
         total = total + j * loss
     return total / (len(exits) * (len(exits) + 1) / 2)
 
 
-def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+def divergence(teacher: Tensor, student: Tensor, t: float) -> Tensor:
     """t^2 times the mean, over batch and classes, of q (log q - log p)."""
-    log_q, log_p = (functional.log_softmax(logits / temperature, 1) for logits in (teacher, student))
-    return (log_q.exp() * (log_q - log_p)).mean() * temperature**2
+    log_q, log_p = (functional.log_softmax(logits / t, 1) for logits in (teacher, student))
+    return (log_q.exp() * (log_q - log_p)).mean() * t**2
 
 
 scalefl = Method("scalefl", ScaleFL(), split=ExitRule())
