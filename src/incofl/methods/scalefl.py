@@ -11,6 +11,7 @@ The released code trains the teacher too (``scalefl.train_teacher``), uses the s
 before batch norm (neutral but for eps), and evaluates each client on its own test data; here on the whole test set.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Self
@@ -103,11 +104,8 @@ def exit_shares(levels: int) -> tuple[float, ...]:
 
 def first_blocks(layout: Layout, blocks: int) -> Depth:
     """The first blocks of the whole model, counted by stage; later stages may be empty."""
-    depth = []
-    for size in layout.depth:
-        depth.append(min(size, blocks))
-        blocks -= depth[-1]
-    return tuple(depth)
+    before = itertools.accumulate(layout.depth, initial=0)
+    return tuple(min(size, max(blocks - start, 0)) for start, size in zip(before, layout.depth, strict=False))
 
 
 def weighted_loss(exits: Sequence[Tensor], y: Tensor, gamma: float, t: float, train_teacher: bool = False) -> Tensor:
