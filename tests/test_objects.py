@@ -67,8 +67,9 @@ def test_an_object_replaces_what_the_config_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [("data", "Data"), ("method", "Method"), ("task", "Task")])
 def test_an_object_of_another_type(kind: str, name: str) -> None:
+    objects: dict[str, Any] = {kind: (1, 2)}
     with pytest.raises(ConfigError, match=rf"{kind}: got \(1, 2\), expected a name or an object of type {name}"):
-        build(make_config(small(), **{kind: (1, 2)}))
+        build(make_config(small(), **objects))
 
 
 def data(**more: Any) -> Data:
