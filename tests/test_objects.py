@@ -57,9 +57,23 @@ def test_own_tensors_model_and_method(tmp_path: Path) -> None:
 
 def test_an_object_replaces_what_the_config_says(tmp_path: Path) -> None:
     method = METHODS["heteroavg"].then(InCo(rule="theorem"))
-    config = make_config(small(method="fedprox", inco={"rule": "released"}), method=method, model=Net(), data=data())
+    with pytest.warns(UserWarning, match=r"config: ignored \[inco\]: the method is an object"):
+        config = make_config(
+            small(method="fedprox", inco={"rule": "released"}, prox={"mu": 1.0}),
+            method=method,
+            model=Net(),
+            data=data(),
+        )
     assert config.method == "object:heteroavg+inco"
     assert build(config).method.transforms[-1] == InCo(rule="theorem")
+    assert make_config(config.to_dict(), **config.objects) == config  # which says the same as the object: no warning
+
+
+@pytest.mark.parametrize(("kind", "name"), [("data", "Data"), ("method", "Method"), ("task", "Task")])
+def test_an_object_of_another_type(kind: str, name: str) -> None:
+    objects: dict[str, Any] = {kind: (1, 2)}
+    with pytest.raises(ConfigError, match=rf"{kind}: got \(1, 2\), expected a name or an object of type {name}"):
+        build(make_config(small(), **objects))
 
 
 def data(**more: Any) -> Data:

@@ -207,6 +207,7 @@ def test_totals_that_cannot_be(
     assert 0 <= row["accuracy_on_nodes"] <= 1
 
 
+@pytest.mark.filterwarnings("ignore:config. ignored .inco.")  # on the node that has another object
 def test_methods_of_your_own(example: dict[str, Any], ours: Objects, theirs: Objects, tmp_path: Path) -> None:
     """Without a name that could be imported: server and nodes have the same object."""
     method = METHODS["heteroprox"].then(InCo(rule="theorem"))

@@ -11,7 +11,7 @@ from torch.nn import functional
 from incofl.client import ClientInput, Local, LocalSettings, Setting, Upload, evaluate
 from incofl.data import eval_batches
 from incofl.engine.executor import InProcess, make_store
-from incofl.methods.heterofl import HeteroFL, HeteroFLOptions, HeteroFLServer
+from incofl.methods.heterofl import HeteroFL, HeteroFLServer
 from incofl.methods.moon import Moon, contrast, with_features
 from incofl.methods.scalefl import divergence, weighted_loss
 from incofl.server import Server
@@ -200,7 +200,7 @@ class TestMoon:
         logits, z = with_features(model, x)
         assert torch.equal(z, model[:3](x))
         assert torch.equal(logits, model(x))
-        assert not model[3]._forward_pre_hooks
+        assert not model[3]._forward_hooks
 
     def test_a_model_without_a_head_is_refused(self) -> None:
         from incofl.errors import ConfigError
@@ -250,7 +250,7 @@ class TestHeteroFL:
         assert bool((changes.update["conv1.weight"] == 2.0).all())
         after = server.advance(changes)
         assert torch.equal(after.shared["fc.weight"][3:], server.shared["fc.weight"][3:])
-        plain = HeteroFLServer(precision="float64", options=HeteroFLOptions(label_rows=False))
+        plain = HeteroFLServer(precision="float64", options=HeteroFL(label_rows=False))
         assert plain.aggregate(server, [uploads]).update["fc.bias"].tolist() == [2.0] * 10
 
     def test_the_scaler_is_neutral_before_batch_norm(self) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from incofl.config import Config, Parts, find_parts
-from incofl.config.resolve import objects_of
+from incofl.config import Config, find_parts
+from incofl.config.resolve import Parts
 from incofl.data import Data, VirtualPartition, make_partition, natural_partition
 from incofl.engine.federation import ClientLevels, Federation
 from incofl.errors import ConfigError, RunError
@@ -27,7 +27,7 @@ from incofl.split import Kind, Levels, Splitter, num_depths
 def build_model(config: Config, parts: Parts | None = None) -> Model:
     """The server model, initialised from the seed. Needs no files: ``build`` puts pretrained weights into it."""
     parts = parts or find_parts(config)
-    m, source, data = config.model, parts.source, objects_of(config, "data")
+    m, source, data = config.model, parts.source, config.objects.get("data")
     assert m.width is not None  # resolved
     view = source.view(config.data.side)
     options = ModelOptions(
@@ -47,7 +47,7 @@ def build_model(config: Config, parts: Parts | None = None) -> Model:
     )
     extend = functools.partial(parts.method.extend, levels=5 if config.split.levels == "auto" else config.split.levels)
     seed = seed_of(config.seed, Purpose.MODEL)
-    return make_model(objects_of(config, "model") or m.name, options, seed=seed, extend=extend)
+    return make_model(config.objects.get("model") or m.name, options, seed=seed, extend=extend)
 
 
 def split_kind(config: Config, layout: Layout) -> Kind:
@@ -77,7 +77,7 @@ def build_method(config: Config, parts: Parts | None = None) -> Method:
 
 def build_data(config: Config, parts: Parts | None = None) -> Data:
     """The data: an object, or a data set that is read from ``data.root``; limited by the config."""
-    source, given = (parts or find_parts(config)).source, objects_of(config, "data")
+    source, given = (parts or find_parts(config)).source, config.objects.get("data")
     if isinstance(given, Data):
         data = given
     else:

@@ -15,7 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from incofl.config import Config, make_config
-from incofl.config.objects import GIVEN, OBJECTS, name_of
+from incofl.config.resolve import GIVEN, OBJECTS, name_of
 from incofl.costs import read_limits
 from incofl.data import Data
 from incofl.engine.build import build
@@ -161,7 +161,7 @@ def _agreed(toml: str, objects: dict[str, Any]) -> Config:
     theirs, hint = tomllib.loads(toml), "give make_server_app and make_client_app the same objects"
     for kind, (table, key) in OBJECTS.items():
         named = (theirs[table] if table else theirs)[key]
-        own = name_of(objects[kind], kind) if kind in objects else "nothing"
+        own = name_of(objects[kind]) if kind in objects else "nothing"
         if own != named and (kind in objects or named.startswith(GIVEN)):
             raise ConfigError(f"{kind}: the server has {named}, this node {own}; {hint}")
     config = make_config(theirs, **objects)

@@ -93,12 +93,18 @@ def _text_family(summary: str, make: Make, levels: int, *sizes: Size) -> Family:
 
 
 MODELS: dict[str, Family] = {
-    name: Family(f"ResNet of {depth} blocks", functools.partial(_resnet, depth), scaled=True, stem=True)
+    name: Family(
+        f"ResNet of {depth} blocks",
+        functools.partial(_resnet, depth),
+        levels=min(5, 1 + sum(depth) - len(depth)),  # as many as stage splitting can make
+        scaled=True,
+        stem=True,
+    )
     for name, depth in DEPTHS.items()
 } | {
     "vit-s": _vit_family("ViT-S of 12 blocks, images shown at 224x224", 384, 12, 6, side=224),
     "vit-tiny": _vit_family("ViT-Ti of 12 blocks, images as they are", 192, 12, 3),
-    "tiny-resnet": Family("for tests", _tiny_resnet, scaled=True),
+    "tiny-resnet": Family("for tests", _tiny_resnet, levels=3, scaled=True),
     "tiny-mlp": Family("for tests", _tiny_mlp, scaled=True),
     "tiny-vit": _vit_family("for tests", 32, 4, 4, levels=3),
     "lstm": _text_family("4 stacked LSTM layers", functools.partial(_lstm, 4, 128), 4),
