@@ -11,14 +11,14 @@ from incofl.options import options
 
 @options("")
 class Schedule:
-    """A factor that the step size is multiplied by, as a function of the round.
+    """A factor of the step size as a function of the round.
 
     Attributes:
-        schedule: ``constant``, ``step`` (times ``decay`` after every ``decay_every`` rounds) or ``cosine`` (half a
-            cosine from 1 to ``decay_to`` over ``decay_rounds`` rounds).
+        schedule: of ``lr`` over the rounds: ``constant``, ``step`` (times ``decay`` after every ``decay_every`` rounds)
+            or ``cosine`` (from ``lr`` to ``decay_to`` times ``lr`` over ``decay_rounds``).
         decay: factor of a step.
         decay_every: number of rounds between two steps.
-        decay_to: last value of the cosine.
+        decay_to: last value of the cosine, as a share of ``lr``.
         decay_rounds: number of rounds of the cosine; left out, those of the run.
     """
 

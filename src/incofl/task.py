@@ -203,9 +203,7 @@ CLASSIFICATION = TASKS["classification"]
 def find_task(name: str) -> Task:
     """The task of that name, or one of your own named ``package.module:attribute``."""
     if ":" in name:
-        task = load_attribute(name, "task.name")
-        if not isinstance(task, Task):
-            raise ConfigError(f"task.name: {name} is of type {type(task).__name__}, expected a Task")
+        task: Task = load_attribute(name, "task.name", Task)
         return task
     if name not in TASKS:
         raise ConfigError(f"task.name: got {name!r}{nearest(name, TASKS)}")

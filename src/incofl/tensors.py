@@ -10,15 +10,12 @@ Tensors = dict[str, Tensor]
 
 
 def memory_format(dims: int) -> torch.memory_format:
-    """How tensors of so many dimensions lie in memory: convolution weights and images with their channels last.
-
-    Convolutions are faster so, and sums over the positions of a kernel run along neighbouring channels.
-    """
+    """Channels last for convolution weights and images, which makes convolutions and sums over kernels faster."""
     return torch.channels_last if dims == 4 else torch.contiguous_format
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A new tensor of undefined values, laid out as all tensors of models and updates are."""
+    """A new tensor of undefined values in the memory format of models and updates."""
     return torch.empty(tuple(shape), dtype=dtype, memory_format=memory_format(len(shape)))
 
 
@@ -29,8 +26,8 @@ def clone(a: Mapping[str, Tensor]) -> Tensors:
 
 def norm(tensor: Tensor) -> float:
     """The Frobenius norm; row by row first, for the sum of a whole tensor depends on how many threads share it."""
-    square = float(tensor.reshape(len(tensor), -1).square().sum(1).sum())
-    return math.sqrt(square)
+    rows = torch.atleast_1d(tensor)
+    return math.sqrt(float(rows.reshape(len(rows), -1).square().sum(1).sum()))
 
 
 def num_bytes(a: Mapping[str, Tensor]) -> int:
@@ -40,9 +37,6 @@ def num_bytes(a: Mapping[str, Tensor]) -> int:
 
 def all_finite(a: Mapping[str, Tensor]) -> bool:
     """Whether no element is NaN or infinite."""
-    # A sum is one cheap pass, and is finite only if no element is NaN or infinite; the exact test settles an overflow.
-    return all(
-        bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())
-        for value in a.values()
-        if value.is_floating_point()
-    )
+    # A sum is one cheap pass, and is finite only if all elements are; the exact test settles an overflow.
+    floats = [value for value in a.values() if value.is_floating_point()]
+    return all(bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all()) for value in floats)
