@@ -42,18 +42,14 @@ class CoveredMean:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one client adds.
+    """What one client adds: values at the positions that it holds, with its weight in the mean.
 
-    Attributes:
-        slice: the positions that it holds.
-        values: its values, in the coordinates of the slice.
-        weight: its weight in the mean.
-        normaliser: the values are divided by it, and the mean is multiplied by the mean normaliser of the clients that
-            hold a position (FedNova). With 1 for all it is the plain mean.
+    The values are divided by ``normaliser``, and the mean is multiplied by the mean normaliser of the clients that hold
+    a position (FedNova). With 1 for all it is the plain mean.
     """
 
     slice: Slice
-    values: Mapping[str, Tensor]
+    values: Mapping[str, Tensor]  # in the coordinates of the slice
     weight: float = 1.0
     normaliser: float = 1.0
 
@@ -71,10 +67,7 @@ class Accumulator:
         self._normalised = False
 
     def add(self, *parts: Contribution) -> None:
-        """Adds what some clients uploaded. The sums depend on the order of the clients, not on who comes together.
-
-        For parts that come together, each piece of a sum is fetched from memory once, not once per part.
-        """
+        """Adds what some clients uploaded; the sums depend on the order of the clients, not on who comes together."""
         large: dict[str, list[Contribution]] = {}
         for part in parts:
             key = id(part.slice), frozenset(part.values)
@@ -85,21 +78,17 @@ class Accumulator:
             for name, value in part.values.items():
                 if math.prod(self._layout.shapes[name]) > _CHUNK:
                     large.setdefault(name, []).append(part)
-                    continue
-                if name not in self._sum:
-                    self._sum[name] = self._new(name, value).zero_()
-                small[name] = value
+                else:
+                    self._sum_of(name, value)
+                    small[name] = value
             part.slice.put(small, self._sum, part.weight / part.normaliser)
         for name, holders in large.items():
-            # Neighbours that hold the same positions are added chunk by chunk; their order is kept.
+            # Neighbours that hold the same positions are added together; their order is kept.
             for _, same in itertools.groupby(holders, key=lambda p: None if name in p.slice.whole else id(p.slice)):
                 self._add(name, list(same))
 
     def mean(self) -> CoveredMean:
-        """Sum over weight where somebody held the position, exactly 0 elsewhere. Whole numbers are truncated.
-
-        The sums become the means: an accumulator has one mean.
-        """
+        """Sum over weight where somebody held the position; the sums become the means, so it can be called once."""
         # The weights of a position follow from its channels and who holds them: many tensors share them.
         alike: dict[tuple[Axes, torch.dtype, tuple[bool, ...]], list[str]] = {}
         for name, total in self._sum.items():
@@ -120,30 +109,26 @@ class Accumulator:
         self._sum = {}
         return CoveredMean(values, weights)
 
-    def _new(self, name: str, value: Tensor) -> Tensor:
-        self._dtypes[name] = value.dtype
-        # Whole numbers (counters of batch norm) are summed exactly, in float64.
-        return empty(self._layout.shapes[name], self._dtype if value.is_floating_point() else torch.float64)
+    def _sum_of(self, name: str, value: Tensor) -> Tensor:
+        if name not in self._sum:
+            self._dtypes[name] = value.dtype
+            # Whole numbers (counters of batch norm) are summed exactly, in float64.
+            dtype = self._dtype if value.is_floating_point() else torch.float64
+            self._sum[name] = empty(self._layout.shapes[name], dtype).zero_()
+        return self._sum[name]
 
     def _add(self, name: str, parts: Sequence[Contribution]) -> None:
-        """Adds parts that hold the same positions of a tensor."""
-        slice_, fresh = parts[0].slice, name not in self._sum
-        if fresh:
-            self._sum[name] = self._new(name, parts[0].values[name])
-            if name not in slice_.whole:
-                self._sum[name].zero_()
-        target = slice_.view(name, self._sum[name])
+        """Adds parts that hold the same positions of a tensor: each piece of the sum is fetched from memory once."""
+        target = parts[0].slice.view(name, self._sum_of(name, parts[0].values[name]))
         if target is None:
             for part in parts:
-                slice_.put({name: part.values[name]}, self._sum, part.weight / part.normaliser)
+                part.slice.put({name: part.values[name]}, self._sum, part.weight / part.normaliser)
             return
         rows = max(1, _CHUNK * len(target) // target.numel())
         for start in range(0, len(target), rows):
-            chunk = target[start : start + rows]
-            if fresh and name in slice_.whole:
-                chunk.zero_()  # here it is in the cache when the first part is added
+            chunk = slice(start, start + rows)
             for part in parts:
-                chunk.add_(part.values[name][start : start + rows], alpha=part.weight / part.normaliser)
+                target[chunk].add_(part.values[name][chunk], alpha=part.weight / part.normaliser)
 
     def _spread(self, name: str, holders: Sequence[tuple[Slice, float]]) -> Tensor:
         return spread(self._layout, name, holders).to(self._sum[name].dtype)
