@@ -21,6 +21,7 @@ from incofl.task import CLASSIFICATION, Score, Task
 from incofl.tensors import Tensors, empty
 
 Batch = tuple[Any, Tensor]  # inputs and targets
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
 @options("local")
@@ -28,12 +29,6 @@ class LocalSettings(Schedule):
     """How a client trains: the config section ``local``.
 
     Attributes:
-        schedule: of the learning rate over the rounds: ``constant``, ``step`` (times ``decay`` after every
-            ``decay_every`` rounds) or ``cosine`` (from ``lr`` to ``decay_to`` times ``lr`` over ``decay_rounds``).
-        decay: factor of a step of the learning rate.
-        decay_every: number of rounds between two steps.
-        decay_to: last value of the cosine, as a share of ``lr``.
-        decay_rounds: number of rounds of the cosine; left out, those of the run.
         epochs: passes over the client's data in a round.
         batch_size: examples per step.
         optimizer: ``adam``, ``adamw``, ``sgd``, or your own as ``package.module:attribute``; new in every round.
@@ -56,10 +51,9 @@ class LocalSettings(Schedule):
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        if ":" not in self.optimizer and self.optimizer not in ("adam", "adamw", "sgd"):
-            raise ConfigError(
-                f"local.optimizer: got {self.optimizer!r}, expected adam, adamw, sgd or package.module:attribute"
-            )
+        if ":" not in self.optimizer and self.optimizer not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise ConfigError(f"local.optimizer: got {self.optimizer!r}, expected {known} or package.module:attribute")
         if self.nesterov and not self.momentum:
             raise ConfigError("local.nesterov: got true, expected local.momentum > 0 with it")
 
@@ -70,94 +64,56 @@ class LocalSettings(Schedule):
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """A new optimiser for every turn: clients keep no optimiser state between rounds."""
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(
-                parameters, self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov, fused=True
-            )
-        if self.optimizer in ("adam", "adamw"):
-            kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
-            return kind(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=True)
-        factory = load_attribute(self.optimizer, "local.optimizer")
+        built_in = OPTIMIZERS.get(self.optimizer)
+        factory = built_in or load_attribute(self.optimizer, "local.optimizer")
         known = inspect.signature(factory).parameters
         wanted = {key: getattr(self, key) for key in ("lr", "momentum", "nesterov", "weight_decay") if key in known}
-        made = factory(parameters, **wanted)
+        made = factory(parameters, **wanted, **({"fused": True} if built_in else {}))
         if not isinstance(made, torch.optim.Optimizer):
-            kind_name = type(made).__name__
-            raise ConfigError(f"local.optimizer: {self.optimizer} made a {kind_name}, expected a torch.optim.Optimizer")
+            kind = type(made).__name__
+            raise ConfigError(f"local.optimizer: {self.optimizer} made a {kind}, expected a torch.optim.Optimizer")
         return made
 
 
 @dataclass(frozen=True)
 class ClientInput:
-    """What a client starts a turn from, all in the coordinates of its slice.
+    """What a client starts a turn from, all in the coordinates of its slice."""
 
-    Attributes:
-        state: the model that the server sent.
-        extra: what the server sent in addition, if the method sends something (Scaffold's variate).
-        memory: what the client kept from its last turn, if the method keeps something; empty in its first turn.
-        labels: number of its examples of each class; ``None`` for tasks without classes.
-        round: number of the round, from 0 on.
-    """
-
-    state: Tensors
-    extra: Tensors = field(default_factory=dict)
-    memory: Tensors = field(default_factory=dict)
-    labels: Tensor | None = None
-    round: int = 0
+    state: Tensors  # the model that the server sent
+    extra: Tensors = field(default_factory=dict)  # what the server sent in addition (Scaffold's variate)
+    memory: Tensors = field(default_factory=dict)  # what the client kept from its last turn
+    labels: Tensor | None = None  # number of its examples of each class; none for tasks without classes
+    round: int = 0  # from 0 on
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What comes of a client's turn, in the coordinates of its slice.
-
-    Attributes:
-        client: the number of the client.
-        level: its size.
-        slice: the part of the server model that it holds.
-        update: of the trained parameters, new minus received.
-        buffers: their new values.
-        examples: number of its examples.
-        steps: number of optimiser steps.
-        loss: mean over the examples of all epochs.
-        extra: what the method uploads in addition.
-        memory: what the client keeps for its next turn: it stays with the client, and no server rule may look at it.
-        labels: number of its examples of each class; ``None`` for tasks without classes.
-        normaliser: what the update is divided by in the mean; see ``ClientRule.normaliser``.
-    """
+    """What comes of a client's turn, in the coordinates of its slice."""
 
     client: int = 0
     level: int = 0
-    slice: Slice = field(default_factory=lambda: Slice({}, {}))
-    update: Tensors = field(default_factory=dict)
-    buffers: Tensors = field(default_factory=dict)
+    slice: Slice = field(default_factory=lambda: Slice({}, {}))  # the part of the server model that it holds
+    update: Tensors = field(default_factory=dict)  # of the trained parameters: new minus received
+    buffers: Tensors = field(default_factory=dict)  # their new values
     examples: int = 0
-    steps: int = 0
-    loss: float = 0.0
-    extra: Tensors = field(default_factory=dict)
-    memory: Tensors = field(default_factory=dict)
-    labels: Tensor | None = None
-    normaliser: float = 1.0
+    steps: int = 0  # of the optimiser
+    loss: float = 0.0  # mean over the examples of all epochs
+    extra: Tensors = field(default_factory=dict)  # what the method uploads in addition
+    memory: Tensors = field(default_factory=dict)  # stays with the client for its next turn; no server rule may read it
+    labels: Tensor | None = None  # as in ``ClientInput``
+    normaliser: float = 1.0  # see ``ClientRule.normaliser``
 
 
 @dataclass
 class Local:
-    """What a client rule may look at and change during one turn.
-
-    Attributes:
-        model: the module that is trained.
-        given: what the turn started from.
-        settings: how it trains, with the learning rate of this round.
-        task: what it trains for.
-        steps: number of optimiser steps so far.
-        scratch: for the rule alone.
-    """
+    """What a client rule may look at and change during one turn."""
 
     model: nn.Module
     given: ClientInput
-    settings: LocalSettings
+    settings: LocalSettings  # with the learning rate of this round
     task: Task = CLASSIFICATION
-    steps: int = 0
-    scratch: dict[str, Any] = field(default_factory=dict)
+    steps: int = 0  # of the optimiser, so far
+    scratch: dict[str, Any] = field(default_factory=dict)  # for the rule alone
 
     @property
     def received(self) -> Tensors:
@@ -172,22 +128,13 @@ class Local:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method is about to be used for: its parts refuse here what they cannot do.
+    """What a method is about to be used for: its parts refuse what they cannot do."""
 
-    Attributes:
-        model: the server model, without values.
-        example: a batch for it, without values.
-        layout: its structure.
-        task: what it is trained for.
-        buffers: the buffer policy.
-        compile: whether clients train compiled models.
-    """
-
-    model: nn.Module
-    example: Inputs
+    model: nn.Module  # the server model, without values
+    example: Inputs  # a batch for it, without values
     layout: Layout
     task: Task = CLASSIFICATION
-    buffers: str = "per-level"
+    buffers: str = "per-level"  # the buffer policy
     compile: bool = False
 
     def need_classes(self, who: str, why: str, axis: bool = True) -> None:
@@ -214,10 +161,7 @@ class ClientRule:
         return frozenset()
 
     def held(self, layout: Layout) -> Sequence[frozenset[str]]:
-        """The entries, once for each copy, that a client holds in addition to what every method needs.
-
-        Only the estimate of its memory uses them.
-        """
+        """The entries, once for each copy, that count in the estimate of a client's memory in addition to the usual."""
         return [self.memory(layout)]
 
     def check(self, setting: Setting) -> None:
@@ -261,10 +205,7 @@ def train(
     task: Task = CLASSIFICATION,
     into: Upload | None = None,
 ) -> Upload:
-    """One client's local training, from the received weights, on batches that it draws lazily.
-
-    The result is written into the tensors of ``into``, or into new ones on the CPU.
-    """
+    """One client's local training; the result is written into the tensors of ``into``, or into new ones on the CPU."""
     model.load_state_dict(given.state)  # copies, so what was sent stays as it was however the model moves
     model.train()
     for norm in frozen_norms(model).values():
@@ -277,7 +218,7 @@ def train(
     for x, y in batches:
         loss = rule.loss(local, x, y)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
         rule.adjust(local)
         if settings.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters.values(), settings.max_grad_norm)
@@ -286,27 +227,23 @@ def train(
         local.steps += 1
         total += loss.detach() * len(y)
         examples += len(y)
-    buffers = changing_buffers(model, given.state)
-    upload = Upload(update=like(parameters), buffers=like(buffers)) if into is None else into
+    upload, new = into or Upload(), into is None
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            upload.update[name].copy_(parameter).sub_(given.state[name].cpu())
-        for name, buffer in buffers.items():
-            upload.buffers[name].copy_(buffer)
-        for place, values in zip((upload.extra, upload.memory), rule.finish(local, upload.update), strict=True):
-            for name, value in values.items():
-                place[name] = value.cpu() if into is None else place[name].copy_(value)
-    return dataclasses.replace(
-        upload,
-        steps=local.steps,
-        loss=float(total) / max(examples, 1),
-        normaliser=rule.normaliser(settings, local.steps),
-    )
+        _write(parameters, upload.update, new)
+        for name in parameters:
+            upload.update[name].sub_(given.state[name].cpu())
+        _write(changing_buffers(model, given.state), upload.buffers, new)
+        for values, place in zip(rule.finish(local, upload.update), (upload.extra, upload.memory), strict=True):
+            _write(values, place, new)
+    mean_loss, normaliser = float(total) / max(examples, 1), rule.normaliser(settings, local.steps)
+    return dataclasses.replace(upload, steps=local.steps, loss=mean_loss, normaliser=normaliser)
 
 
-def like(tensors: Mapping[str, Tensor]) -> Tensors:
-    """New tensors of undefined values on the CPU, of the same shapes."""
-    return {name: empty(value.shape, value.dtype) for name, value in tensors.items()}
+def _write(values: Mapping[str, Tensor], into: Tensors, new: bool) -> None:
+    for name, value in values.items():
+        if new:
+            into[name] = empty(value.shape, value.dtype)
+        into[name].copy_(value)
 
 
 @torch.inference_mode()
@@ -314,10 +251,7 @@ def evaluate(model: nn.Module, state: Tensors, batches: Iterable[Batch], task: T
     """The totals of the task's metrics over all examples; no partial batch is dropped."""
     model.load_state_dict(state)
     model.eval()
-    score = Score()
-    for x, y in batches:
-        score += task.score(call(model, x), y)
-    return score
+    return sum((task.score(call(model, x), y) for x, y in batches), Score())
 
 
 @torch.no_grad()

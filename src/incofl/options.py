@@ -56,7 +56,7 @@ def _checked_values(part: Any) -> dict[str, Any]:
     import pydantic  # not needed by commands that only list names
 
     values = {}
-    for name, (hint, adapter) in _adapters(type(part)).items():
+    for name, (hint, adapter) in _adapters(part.__class__).items():
         got = getattr(part, name)
         try:
             values[name] = adapter.validate_python(_as_tuple(got), strict=True)

@@ -26,7 +26,7 @@ def clone(a: Mapping[str, Tensor]) -> Tensors:
 
 def norm(tensor: Tensor) -> float:
     """The Frobenius norm; row by row first, for the sum of a whole tensor depends on how many threads share it."""
-    rows = torch.atleast_1d(tensor)
+    rows = tensor if tensor.dim() else tensor[None]
     return math.sqrt(float(rows.reshape(len(rows), -1).square().sum(1).sum()))
 
 
