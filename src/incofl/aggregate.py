@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -28,16 +27,14 @@ class CoveredMean:
     values: Tensors = field(default_factory=dict)
     weight: Tensors = field(default_factory=dict)
 
-    @cached_property
-    def gaps(self) -> frozenset[str]:
-        """The tensors with positions that nobody held."""
-        distinct = {id(weight): weight for weight in self.weight.values()}  # many tensors share one
-        open_ = {number for number, weight in distinct.items() if float(weight.min()) == 0}
-        return frozenset(name for name, weight in self.weight.items() if id(weight) in open_)
-
-    def replace(self, name: str, old: Tensor, new: Tensor) -> Tensor:
-        """``new`` where somebody held the position, ``old`` bit for bit elsewhere."""
-        return torch.where(self.weight[name] > 0, new, old) if name in self.gaps else new
+    def over(self, old: Mapping[str, Tensor]) -> Tensors:
+        """The values where somebody held the position, those of ``old`` bit for bit elsewhere."""
+        weights = {id(weight): weight for weight in self.weight.values()}  # many tensors share one
+        gaps = {number for number, weight in weights.items() if float(weight.min()) == 0}
+        return {
+            name: torch.where(self.weight[name] > 0, new, old[name]) if id(self.weight[name]) in gaps else new
+            for name, new in self.values.items()
+        }
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
     Method = splitter  x  client rule  x  server rule  x  update transforms        (InCo is an update transform)
 
-A part that has options is a class decorated with ``options``, or has such an object among its fields: then a section of
-the config can set them.
+A section of the config can set the options of a part: a class decorated with ``options``, or a field that is one.
 """
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -23,7 +22,6 @@ from incofl.split import Levels, Slice, SplitRule
 from incofl.tensors import Tensors
 from incofl.transform import SHARED, Context, UpdateTransform
 
-P = TypeVar("P")
 Weighting = Literal["uniform", "samples"]
 BufferPolicy = Literal["average", "per-level", "static"]
 
@@ -40,18 +38,14 @@ class UploadTransform(Protocol):
 class ServerRule:
     """The server half of a method: here the covered mean, streaming.
 
-    Attributes:
-        weighting: ``uniform`` (as the paper's code) or ``samples`` (by the number of a client's examples).
-        precision: dtype of the running sums.
-        buffers: ``average`` over all holders (the paper); ``per-level``: every level has statistics of its own;
-            ``static``: clients' statistics are not used, each level's are measured before an evaluation.
-        separate: levels share nothing: the server keeps one whole model for each.
+    Buffers are averaged over all holders (``average``, the paper), every level has its own (``per-level``), or those of
+    clients are not used and each level's are measured before an evaluation (``static``).
     """
 
-    weighting: Weighting = "uniform"
-    precision: Literal["float32", "float64"] = "float32"
+    weighting: Weighting = "uniform"  # as the paper's code; or by the number of a client's examples
+    precision: Literal["float32", "float64"] = "float32"  # of the running sums
     buffers: BufferPolicy = "per-level"
-    separate: bool = False
+    separate: bool = False  # levels share nothing: the server keeps one whole model for each
 
     def check(self, setting: Setting) -> None:
         """Refuses a model or task that the method cannot be used for, with one clear line."""
@@ -79,14 +73,10 @@ class ServerRule:
     def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
         """Averages the uploads, at each position over the clients that hold it.
 
-        Args:
-            server: what the clients started from.
-            arrivals: the uploads in the order of the schedule, grouped as they arrive. They are valid only until the
-                next ones are asked for.
+        Uploads come in the order of the schedule, and are valid only until the next ones are asked for.
         """
         layout = server.layout
-        shared, private = self._sum(layout), dict[int, ChangeSum]()
-        extra = dict[int, Accumulator]()
+        shared, private, extra = self._sum(layout), dict[int, ChangeSum](), dict[int, Accumulator]()
         for uploads in arrivals:
             weighted = [(self.filter_upload(upload, layout), self.weight(upload)) for upload in uploads]
             own = {upload.level: self.private(layout, upload.slice) for upload in uploads}
@@ -104,10 +94,7 @@ class ServerRule:
         return dataclasses.replace(changes, extra=new, states=server.states)
 
     def update_state(self, server: Server, changes: Changes, extra: Mapping[int, CoveredMean]) -> Mapping[str, Tensors]:
-        """The new ``server.extra``, from the changes and the mean of the clients' extra uploads.
-
-        ``extra`` is by level if levels are separate, and has the one key ``SHARED`` if not.
-        """
+        """The new ``server.extra``, from the mean extra uploads: by level if levels are separate, else ``SHARED``."""
         return server.extra
 
     @property
@@ -144,28 +131,20 @@ def _only(part: Tensors, names: Set[str]) -> Tensors:
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method, as data.
+    """A federated method, as data; ``then`` adds a transform of the aggregated update.
 
-    Attributes:
-        name: its name in tables and records.
-        client: the client half.
-        server: the server half.
-        split: how the model is split.
-        uploads: transforms that are applied in order to every accepted upload, before it is aggregated.
-        transforms: transforms that are applied in order to the aggregated update.
-        level: ``own``: each client trains its own level; ``smallest``/``largest``: all train that one;
-            ``largest-only``: only clients of the largest level take part.
-        summary: one line for ``incofl list methods``.
+    By ``level``, each client trains its own level, all the smallest or the largest, or only those of the largest take
+    part.
     """
 
-    name: str
+    name: str  # in tables and records
     client: ClientRule = field(default_factory=ClientRule)
     server: ServerRule = field(default_factory=ServerRule)
     split: SplitRule = field(default_factory=SplitRule)
-    uploads: tuple[UploadTransform, ...] = ()
-    transforms: tuple[UpdateTransform, ...] = ()
+    uploads: tuple[UploadTransform, ...] = ()  # applied in order to every accepted upload
+    transforms: tuple[UpdateTransform, ...] = ()  # applied in order to the aggregated update
     level: Literal["own", "smallest", "largest", "largest-only"] = "own"
-    summary: str = ""
+    summary: str = ""  # one line for ``incofl list methods``
 
     def __post_init__(self) -> None:
         names = [transform.name for transform in self.transforms]
@@ -198,20 +177,18 @@ class Method:
     @property
     def options(self) -> dict[str, Any]:
         """The options of all parts, by the name of their section in a config."""
-        found: dict[str, Any] = {}
-        for part in (self.split, self.client, self.server, *self.uploads, *self.transforms):
-            found |= {value.section: value for value in (part, *_fields(part).values()) if has_options(value)}
-        return found
+        parts = [self.split, self.client, self.server, *self.uploads, *self.transforms]
+        values = [value for part in parts for value in (part, *_fields(part).values())]
+        return {value.section: value for value in values if has_options(value)}
 
     def with_options(self, chosen: Mapping[str, Any]) -> "Method":
         """This method with other options, by the name of their section; sections of other methods are ignored."""
 
-        def configured(part: P) -> P:
+        def configured(part: Any) -> Any:
             if has_options(part):
-                return chosen.get(part.section, part)  # type: ignore[attr-defined, no-any-return]
-            own = {name: value for name, value in _fields(part).items() if has_options(value)}
-            changed = {name: chosen.get(value.section, value) for name, value in own.items()}
-            return dataclasses.replace(part, **changed) if changed else part  # type: ignore[type-var]
+                return chosen.get(part.section, part)
+            own = {name: configured(value) for name, value in _fields(part).items() if has_options(value)}
+            return dataclasses.replace(part, **own) if own else part
 
         return dataclasses.replace(
             self,
@@ -223,7 +200,6 @@ class Method:
         )
 
 
-def _fields(part: object) -> dict[str, Any]:
-    if not dataclasses.is_dataclass(part):
-        return {}
-    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+def _fields(part: Any) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
+    return {name: getattr(part, name) for name in names}

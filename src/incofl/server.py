@@ -25,33 +25,20 @@ class Change:
         return Change(CoveredMean(update, self.update.weight), self.buffers)
 
     def apply(self, state: Mapping[str, Tensor]) -> Tensors:
-        """The new values of the entries it touches; a position that nobody held keeps its value bit for bit.
-
-        The memory of the update becomes that of the new values: a change is applied once.
-        """
-        update = {name: new.add_(state[name]) for name, new in self.update.values.items()}
-        return {
-            name: covered.replace(name, state[name], new)
-            for covered, values in ((self.update, update), (self.buffers, self.buffers.values))
-            for name, new in values.items()
-        }
+        """The new values of the entries it touches, in the memory of the update: a change is applied once."""
+        for name, value in self.update.values.items():
+            value.add_(state[name])
+        return self.update.over(state) | self.buffers.over(state)
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What a round does to the server.
+    """What a round does to the server."""
 
-    Attributes:
-        shared: the change of the shared state.
-        private: by level, the change of what the level keeps for itself.
-        extra: the new state of the server rule.
-        states: the new states of the update transforms.
-    """
-
-    shared: Change
-    private: Mapping[int, Change] = field(default_factory=dict)
-    extra: Mapping[str, Tensors] = field(default_factory=dict)
-    states: Mapping[str, Tensors] = field(default_factory=dict)
+    shared: Change  # of the state that all levels share
+    private: Mapping[int, Change] = field(default_factory=dict)  # by level, of what it keeps for itself
+    extra: Mapping[str, Tensors] = field(default_factory=dict)  # the new state of the server rule
+    states: Mapping[str, Tensors] = field(default_factory=dict)  # the new states of the update transforms
 
     @property
     def update(self) -> Tensors:
@@ -61,20 +48,18 @@ class Changes:
     def transformed(self, transform: UpdateTransform, server: "Server") -> tuple["Changes", Record]:
         """The changes with their updates transformed, and what the transform records.
 
-        The private updates of a level are transformed by themselves; the transform can read the shared ones beside
-        them. Private and shared updates have states of their own.
+        Private updates of a level are transformed by themselves, with a state of their own.
         """
         states, private, records = dict(self.states), dict(self.private), Record()
-        context = Context(server.layout, server.round, server.seed)
 
         def apply(group: int, change: Change, shared: Tensors) -> tuple[Change, Record]:
-            key = state_key(transform, group)
-            beside = dataclasses.replace(context, weight=change.update.weight, shared=shared)
+            key = transform.name if group == SHARED else f"{transform.name}-{group}"
             before = states[key] if key in states else transform.init(server.layout)
-            update, states[key], record = transform(change.update.values, before, beside)
+            context = Context(server.layout, server.round, server.seed, change.update.weight, shared)
+            update, states[key], record = transform(change.update.values, before, context)
             return change.with_update(update), record
 
-        for level, change in self.private.items():
+        for level, change in self.private.items():  # before the shared update, which they may read, is used up
             if change.update.values:
                 private[level], record = apply(level, change, self.update)
                 records |= {f"{name}, level {level}": values for name, values in record.items()}
@@ -83,36 +68,22 @@ class Changes:
         return dataclasses.replace(self, shared=shared, private=private, states=kept), record | records
 
 
-def state_key(transform: UpdateTransform, group: int) -> str:
-    """The name under which the state of a transform is kept."""
-    return transform.name if group == SHARED else f"{transform.name}-{group}"
-
-
 @dataclass(frozen=True)
 class Server:
-    """The state of a federation after ``round`` finished rounds.
+    """The state of a federation after ``round`` finished rounds, all in server coordinates.
 
-    Attributes:
-        layout: the structure of the model.
-        shared: the server model, parameters and buffers.
-        private: per level, the entries that this level does not share with the others, in server coordinates (for
-            example batch-norm statistics under the ``per-level`` policy). A level that has none yet uses the shared
-            values.
-        round: number of finished rounds, and so the number of the next round, counted from 0.
-        extra: what a server rule keeps from round to round, in tables of its own (Scaffold's variate).
-        states: what update transforms keep from round to round (the moments of a server optimiser).
-        population: for each level that has clients, its slice in the first round and the number of clients.
-        seed: seed of every random stream of the run.
+    ``private`` has, per level, the entries that it does not share with the others, such as batch-norm statistics under
+    the ``per-level`` policy; a level that has none yet uses the shared values.
     """
 
     layout: Layout
-    shared: Tensors
+    shared: Tensors  # the server model, parameters and buffers
     private: Mapping[int, Tensors] = field(default_factory=dict)
-    round: int = 0
-    extra: Mapping[str, Tensors] = field(default_factory=dict)
-    states: Mapping[str, Tensors] = field(default_factory=dict)
-    population: Mapping[int, tuple[Slice, int]] = field(default_factory=dict)
-    seed: int = 0
+    round: int = 0  # so it is the number of the next round, counted from 0
+    extra: Mapping[str, Tensors] = field(default_factory=dict)  # what a server rule keeps (Scaffold's variate)
+    states: Mapping[str, Tensors] = field(default_factory=dict)  # what update transforms keep (moments)
+    population: Mapping[int, tuple[Slice, int]] = field(default_factory=dict)  # a level's first slice, its clients
+    seed: int = 0  # of every random stream of the run
 
     def state(self, level: int) -> Tensors:
         """The model as a level sees it, in server coordinates."""
