@@ -61,7 +61,6 @@ class Accumulator:
         self._dtypes: dict[str, torch.dtype] = {}
         # Clients of a level share a slice: there are few, whose weights and weighted normalisers are added up first.
         self._weights: dict[tuple[int, frozenset[str]], tuple[Slice, float, float]] = {}
-        self._normalised = False
 
     def add(self, *parts: Contribution) -> None:
         """Adds what some clients uploaded; the sums depend on the order of the clients, not on who comes together."""
@@ -70,7 +69,6 @@ class Accumulator:
             key = id(part.slice), frozenset(part.values)
             _, weight, normaliser = self._weights.get(key, (part.slice, 0.0, 0.0))
             self._weights[key] = part.slice, weight + part.weight, normaliser + part.weight * part.normaliser
-            self._normalised |= part.normaliser != 1.0
             small: Tensors = {}
             for name, value in part.values.items():
                 if math.prod(self._layout.shapes[name]) > _CHUNK:
@@ -99,7 +97,7 @@ class Accumulator:
             divisor = torch.where(weight > 0, weight, 1)
             totals = [self._sum[name] for name in names]
             torch._foreach_div_(totals, float(divisor) if weight.numel() == 1 else [divisor] * len(totals))
-            if self._normalised:
+            if any(total != normalised for _, total, normalised in held):
                 normaliser = self._spread(names[0], [(slice_, total) for slice_, _, total in held]) / divisor
                 torch._foreach_mul_(totals, [normaliser] * len(totals))
         values = {name: total.to(self._dtypes[name]) for name, total in self._sum.items()}
@@ -134,8 +132,6 @@ class Accumulator:
 def spread(layout: Layout, name: str, holders: Sequence[tuple[Slice, float]]) -> Tensor:
     """Sums, at each position of a tensor, the numbers of those that hold it; size 1 along dimensions never cut."""
     shape = layout.shapes[name]
-    if all(name in slice_.whole for slice_, _ in holders):
-        return torch.full([1] * len(shape), sum(number for _, number in holders), dtype=torch.float64)
     cut = [any(cuts(slice_.index[name][dim]) for slice_, _ in holders) for dim in range(len(shape))]
     total = torch.zeros([n if is_cut else 1 for n, is_cut in zip(shape, cut, strict=True)], dtype=torch.float64)
     for slice_, number in holders:

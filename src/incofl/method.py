@@ -6,9 +6,9 @@ A section of the config can set the options of a part: a class decorated with ``
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -17,30 +17,19 @@ from incofl.client import ClientRule, Setting, Upload
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.options import has_options
-from incofl.server import Change, Changes, Server
+from incofl.server import Changes, Server
 from incofl.split import Levels, Slice, SplitRule
-from incofl.tensors import Tensors
+from incofl.tensors import Tensors, only
 from incofl.transform import SHARED, Context, UpdateTransform
 
 Weighting = Literal["uniform", "samples"]
-BufferPolicy = Literal["average", "per-level", "static"]
-
-
-class UploadTransform(Protocol):
-    """A function of every accepted upload, applied before it is aggregated."""
-
-    def __call__(self, upload: Upload, context: Context) -> Upload:
-        """The upload as the server uses it; it may use the memory of the given one."""
-        ...
+BufferPolicy = Literal["average", "per-level", "static"]  # all share one; each level its own; measured when evaluated
+UploadTransform = Callable[[Upload, Context], Upload]  # may use the memory of the given upload
 
 
 @dataclass(frozen=True)
 class ServerRule:
-    """The server half of a method: here the covered mean, streaming.
-
-    Buffers are averaged over all holders (``average``, the paper), every level has its own (``per-level``), or those of
-    clients are not used and each level's are measured before an evaluation (``static``).
-    """
+    """The server half of a method: here the covered mean, streaming."""
 
     weighting: Weighting = "uniform"  # as the paper's code; or by the number of a client's examples
     precision: Literal["float32", "float64"] = "float32"  # of the running sums
@@ -76,20 +65,21 @@ class ServerRule:
         Uploads come in the order of the schedule, and are valid only until the next ones are asked for.
         """
         layout = server.layout
-        shared, private, extra = self._sum(layout), dict[int, ChangeSum](), dict[int, Accumulator]()
+        shared, private, extra = self._sum(layout), dict[int, Accumulator](), dict[int, Accumulator]()
         for uploads in arrivals:
-            weighted = [(self.filter_upload(upload, layout), self.weight(upload)) for upload in uploads]
+            counted = [self.filter_upload(upload, layout) for upload in uploads]
             own = {upload.level: self.private(layout, upload.slice) for upload in uploads}
-            shared.add(weighted, {level: layout.axes.keys() - own[level] for level in own})
+            common = {level: layout.axes.keys() - names for level, names in own.items()}
+            shared.add(*(part for upload in counted for part in self._parts(upload, common[upload.level])))
             for level in own:
                 # Buffers are averaged even where levels keep their own: a level that has none yet starts from that.
                 kept = own[level] | layout.buffers if self.buffers == "per-level" else own[level]
-                same = [(upload, weight) for upload, weight in weighted if upload.level == level]
-                private.setdefault(level, self._sum(layout)).add(same, {level: kept})
+                same = [part for upload in counted if upload.level == level for part in self._parts(upload, kept)]
+                private.setdefault(level, self._sum(layout)).add(*same)
             for upload in uploads:
-                group = extra.setdefault(upload.level if self.separate else SHARED, Accumulator(layout, self._dtype))
+                group = extra.setdefault(upload.level if self.separate else SHARED, self._sum(layout))
                 group.add(Contribution(upload.slice, upload.extra))
-        changes = Changes(shared.mean(), {level: change.mean() for level, change in private.items()})
+        changes = Changes(shared.mean(), {level: total.mean() for level, total in private.items()})
         new = self.update_state(server, changes, {group: total.mean() for group, total in extra.items()})
         return dataclasses.replace(changes, extra=new, states=server.states)
 
@@ -97,45 +87,19 @@ class ServerRule:
         """The new ``server.extra``, from the mean extra uploads: by level if levels are separate, else ``SHARED``."""
         return server.extra
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.precision)
-        return dtype
+    def _sum(self, layout: Layout) -> Accumulator:
+        return Accumulator(layout, torch.float64 if self.precision == "float64" else torch.float32)
 
-    def _sum(self, layout: Layout) -> "ChangeSum":
-        return ChangeSum(layout, self._dtype, with_buffers=self.buffers != "static")
-
-
-class ChangeSum:
-    """Sums up what uploads do to one state."""
-
-    def __init__(self, layout: Layout, dtype: torch.dtype, with_buffers: bool = True) -> None:
-        self._update = Accumulator(layout, dtype)
-        self._buffers = Accumulator(layout, dtype)
-        self._with_buffers = with_buffers
-
-    def add(self, uploads: Sequence[tuple[Upload, float]], names: Mapping[int, Set[str]]) -> None:
-        """Adds, of each upload with its weight, the entries that have one of its level's names."""
-        self._update.add(*(Contribution(u.slice, _only(u.update, names[u.level]), w, u.normaliser) for u, w in uploads))
-        if self._with_buffers:
-            self._buffers.add(*(Contribution(u.slice, _only(u.buffers, names[u.level]), w) for u, w in uploads))
-
-    def mean(self) -> Change:
-        """The change that the uploads make together; can be called once."""
-        return Change(self._update.mean(), self._buffers.mean())
-
-
-def _only(part: Tensors, names: Set[str]) -> Tensors:
-    return {name: value for name, value in part.items() if name in names}
+    def _parts(self, upload: Upload, names: Set[str]) -> Iterator[Contribution]:
+        """The entries of an upload that have one of some names; only updates have a normaliser."""
+        yield Contribution(upload.slice, only(upload.update, names), self.weight(upload), upload.normaliser)
+        if self.buffers != "static":
+            yield Contribution(upload.slice, only(upload.buffers, names), self.weight(upload))
 
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method, as data; ``then`` adds a transform of the aggregated update.
-
-    By ``level``, each client trains its own level, all the smallest or the largest, or only those of the largest take
-    part.
-    """
+    """A federated method, as data; ``then`` adds a transform of the aggregated update."""
 
     name: str  # in tables and records
     client: ClientRule = field(default_factory=ClientRule)
@@ -143,7 +107,7 @@ class Method:
     split: SplitRule = field(default_factory=SplitRule)
     uploads: tuple[UploadTransform, ...] = ()  # applied in order to every accepted upload
     transforms: tuple[UpdateTransform, ...] = ()  # applied in order to the aggregated update
-    level: Literal["own", "smallest", "largest", "largest-only"] = "own"
+    level: Literal["own", "smallest", "largest", "largest-only"] = "own"  # which level clients train
     summary: str = ""  # one line for ``incofl list methods``
 
     def __post_init__(self) -> None:
@@ -185,19 +149,15 @@ class Method:
         """This method with other options, by the name of their section; sections of other methods are ignored."""
 
         def configured(part: Any) -> Any:
+            if isinstance(part, tuple):
+                return tuple(map(configured, part))
             if has_options(part):
                 return chosen.get(part.section, part)
             own = {name: configured(value) for name, value in _fields(part).items() if has_options(value)}
             return dataclasses.replace(part, **own) if own else part
 
-        return dataclasses.replace(
-            self,
-            split=configured(self.split),
-            client=configured(self.client),
-            server=configured(self.server),
-            uploads=tuple(map(configured, self.uploads)),
-            transforms=tuple(map(configured, self.transforms)),
-        )
+        names = ("split", "client", "server", "uploads", "transforms")
+        return dataclasses.replace(self, **{name: configured(getattr(self, name)) for name in names})
 
 
 def _fields(part: Any) -> dict[str, Any]:

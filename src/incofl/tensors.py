@@ -1,7 +1,7 @@
 """Algebra of named tensors. Models, updates and slices are all ``dict[str, Tensor]``: by name, never by position."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
@@ -22,6 +22,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def clone(a: Mapping[str, Tensor]) -> Tensors:
     """A snapshot that later in-place changes of ``a`` cannot reach."""
     return {name: empty(value.shape, value.dtype).copy_(value.detach()) for name, value in a.items()}
+
+
+def only(a: Mapping[str, Tensor], names: Set[str]) -> Tensors:
+    """The entries that have one of some names."""
+    return {name: value for name, value in a.items() if name in names}
 
 
 def norm(tensor: Tensor) -> float:

@@ -27,16 +27,16 @@ from typing import Annotated
 import torch
 from annotated_types import Ge, Le
 
-from incofl.aggregate import CoveredMean
+from incofl.aggregate import Accumulator, Contribution, CoveredMean
 from incofl.client import Setting, Upload
 from incofl.errors import ConfigError
 from incofl.layout import Layout
-from incofl.method import ChangeSum, Method, ServerRule
+from incofl.method import Method, ServerRule
 from incofl.methods.heterofl import class_dimensions
 from incofl.options import options
-from incofl.server import Change, Changes, Server
+from incofl.server import Changes, Server
 from incofl.split import Slice
-from incofl.tensors import Tensors, clone
+from incofl.tensors import Tensors, clone, only
 
 
 @options("inclusive")
@@ -87,19 +87,19 @@ class InclusiveFL(ServerRule):
         if not self.options.momentum:
             return super().aggregate(server, arrivals)
         layout = server.layout
-        sums: dict[int, ChangeSum] = {}
+        sums: dict[int, Accumulator] = {}
         teaching = {level: self._lesson(server, level) for level in server.population}
 
         def watched() -> Iterator[Sequence[Upload]]:
             for uploads in arrivals:
                 for upload in uploads:
-                    sums.setdefault(upload.level, self._sum(layout)).add(
-                        [(upload, self.weight(upload))], {upload.level: teaching[upload.level]}
-                    )
+                    taught = only(upload.update, teaching[upload.level])
+                    part = Contribution(upload.slice, taught, self.weight(upload), upload.normaliser)
+                    sums.setdefault(upload.level, self._sum(layout)).add(part)
                 yield uploads
 
         changes = super().aggregate(server, watched())
-        lessons = {level: total.mean().update for level, total in sums.items()}
+        lessons = {level: total.mean() for level, total in sums.items()}
         return dataclasses.replace(
             changes,
             private={level: self._blend(server, level, change) for level, change in changes.private.items()},
@@ -140,14 +140,14 @@ class InclusiveFL(ServerRule):
                         momenta[table(smaller)][name] = torch.stack(alike).mean(0)
         return momenta
 
-    def _blend(self, server: Server, level: int, change: Change) -> Change:
+    def _blend(self, server: Server, level: int, change: CoveredMean) -> CoveredMean:
         """Beta m + (1 - beta) g, where there is an m."""
         momentum, beta = server.extra.get(table(level), {}), self.options.beta
         values = {
             name: beta * momentum[name] + (1 - beta) * value if name in momentum else value
-            for name, value in change.update.values.items()
+            for name, value in change.values.items()
         }
-        return change.with_update(values)
+        return CoveredMean(values, change.weight)
 
 
 def held_blocks(layout: Layout, slice_: Slice) -> list[str]:
