@@ -26,29 +26,17 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch
 
 @options("local")
 class LocalSettings(Schedule):
-    """How a client trains: the config section ``local``.
+    """How a client trains: the config section ``local``."""
 
-    Attributes:
-        epochs: passes over the client's data in a round.
-        batch_size: examples per step.
-        optimizer: ``adam``, ``adamw``, ``sgd``, or your own as ``package.module:attribute``; new in every round.
-        lr: learning rate.
-        momentum: momentum of SGD.
-        nesterov: whether the momentum of SGD is Nesterov's.
-        weight_decay: L2 penalty; for AdamW the decoupled decay.
-        max_grad_norm: bound of the norm of a step's gradient, or none.
-        drop_last: leave out the last, partial batch of an epoch, as the paper's code does.
-    """
-
-    epochs: Annotated[int, Ge(1), Lt(2**31)] = 5
-    batch_size: Annotated[int, Ge(2), Lt(2**31)] = 64
-    optimizer: str = "adam"
-    lr: Annotated[float, Gt(0)] = 1e-3
-    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
-    nesterov: bool = False
-    weight_decay: Annotated[float, Ge(0)] = 0.0
-    max_grad_norm: Annotated[float, Gt(0)] | None = None
-    drop_last: bool = False
+    epochs: Annotated[int, Ge(1), Lt(2**31)] = 5  # passes over the client's data in a round
+    batch_size: Annotated[int, Ge(2), Lt(2**31)] = 64  # examples per step
+    optimizer: str = "adam"  # ``adam``, ``adamw``, ``sgd``, or your own as ``package.module:attribute``
+    lr: Annotated[float, Gt(0)] = 1e-3  # learning rate
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9  # momentum of SGD
+    nesterov: bool = False  # whether the momentum of SGD is Nesterov's
+    weight_decay: Annotated[float, Ge(0)] = 0.0  # L2 penalty; for AdamW the decoupled decay
+    max_grad_norm: Annotated[float, Gt(0)] | None = None  # bound of the norm of a step's gradient, or none
+    drop_last: bool = False  # leave out the last, partial batch of an epoch, as the paper's code does
 
     def __post_init__(self) -> None:
         if ":" not in self.optimizer and self.optimizer not in OPTIMIZERS:

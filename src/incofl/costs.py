@@ -1,13 +1,6 @@
 """What a sub-model costs, R(M), and the largest one that a device can afford: R(M_i) <= R_i.
 
-A fleet is a TOML file of device classes; a limit that is left out does not apply:
-
-    [[device]]
-    name = "phone"
-    count = 60
-    memory = "64 MB"         # for training
-    compute = "30 MMAC"      # multiply-accumulates per example, forward
-    bandwidth = "50 MB"      # per round, down and up together
+A fleet is a TOML file with a ``[[device]]`` table for each device class, see docs/devices.md.
 """
 
 import functools

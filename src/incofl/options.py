@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -60,12 +59,9 @@ def _checked_values(part: Any) -> dict[str, Any]:
         got = getattr(part, name)
         try:
             values[name] = adapter.validate_python(_as_tuple(got), strict=True)
-            acceptable = not isinstance(got, float) or math.isfinite(got)
         except pydantic.ValidationError:
-            acceptable = False
-        if not acceptable:
             key = f"{part.section}.{name}" if part.section else name
-            raise ConfigError(f"{key}: got {got!r}, expected {expected(hint)}")
+            raise ConfigError(f"{key}: got {got!r}, expected {expected(hint)}") from None
     return values
 
 
@@ -74,9 +70,9 @@ def _adapters(cls: Any) -> dict[str, tuple[Any, Any]]:
     from pydantic import ConfigDict, TypeAdapter
 
     hints = typing.get_type_hints(cls, include_extras=True)
-    lenient = ConfigDict(arbitrary_types_allowed=True)  # not for dataclasses, which have a config of their own
+    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)  # dataclasses have one of their own
     return {
-        field.name: (hint, TypeAdapter(hint, config=None if dataclasses.is_dataclass(hint) else lenient))
+        field.name: (hint, TypeAdapter(hint, config=None if dataclasses.is_dataclass(hint) else config))
         for field in dataclasses.fields(cls)
         for hint in [hints[field.name]]
     }

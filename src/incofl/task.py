@@ -67,7 +67,7 @@ class Task:
 
     def values(self, score: "Score") -> dict[str, float]:
         """All metrics of a test set."""
-        return {n: float(metric.value(torch.from_numpy(score.totals[n]))) for n, metric in self.all_metrics.items()}
+        return {n: float(metric.value(torch.as_tensor(score.totals[n]))) for n, metric in self.all_metrics.items()}
 
     def _totals(self, mean: Mean) -> Callable[[Any, Tensor], Tensor]:
         def totals(output: Any, target: Tensor) -> Tensor:
@@ -89,9 +89,8 @@ class Score:
         return all(np.array_equal(total, other.totals[name]) for name, total in self.totals.items())
 
     def __add__(self, other: "Score") -> "Score":
-        if not self.totals or not other.totals:
-            return self if self.totals else other
-        return Score({name: total + other.totals[name] for name, total in self.totals.items()})
+        names = {**self.totals, **other.totals}
+        return Score({name: np.add(self.totals.get(name, 0), other.totals.get(name, 0)) for name in names})
 
 
 def _right_classes(output: Tensor, target: Tensor) -> Tensor:

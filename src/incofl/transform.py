@@ -37,15 +37,12 @@ class UpdateTransform(Protocol):
     @property
     def name(self) -> str:
         """The key of its record in ``metrics.jsonl`` and of its state in the checkpoint."""
-        ...
 
     def init(self, layout: Layout) -> Tensors:
         """The state before the first round."""
-        ...
 
     def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
         """The new update, which may use the memory of the given one, the new state in new memory, and a record."""
-        ...
 
 
 class Stateless:
