@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,14 +18,10 @@ _CHUNK = 2**18  # elements of a sum that stay in a core's cache while several up
 
 @dataclass(frozen=True)
 class CoveredMean:
-    """Values in server coordinates, with the summed weight of the clients that hold each position.
+    """Means in server coordinates, each position over the clients that hold it; names that nobody held are absent."""
 
-    ``weight`` broadcasts over ``values`` (its size is 1 along dimensions that are never cut). Where it is zero nobody
-    held the position: the value there is exactly 0 and means nothing. Names that nobody held are absent.
-    """
-
-    values: Tensors = field(default_factory=dict)
-    weight: Tensors = field(default_factory=dict)
+    values: Tensors  # exactly 0 where nobody held the position, which means nothing
+    weight: Tensors  # summed weight of the holders of each position; size 1 along dimensions that are never cut
 
     def over(self, old: Mapping[str, Tensor]) -> Tensors:
         """The values where somebody held the position, those of ``old`` bit for bit elsewhere."""
@@ -39,16 +35,12 @@ class CoveredMean:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one client adds: values at the positions that it holds, with its weight in the mean.
-
-    The values are divided by ``normaliser``, and the mean is multiplied by the mean normaliser of the clients that hold
-    a position (FedNova). With 1 for all it is the plain mean.
-    """
+    """What one client adds: values at the positions that it holds, with its weight in the mean."""
 
     slice: Slice
     values: Mapping[str, Tensor]  # in the coordinates of the slice
     weight: float = 1.0
-    normaliser: float = 1.0
+    normaliser: float = 1.0  # divides the values; the holders' mean normaliser multiplies the mean (FedNova)
 
 
 class Accumulator:

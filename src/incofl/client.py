@@ -47,8 +47,7 @@ class LocalSettings(Schedule):
 
     def in_round(self, round: int) -> Self:
         """The settings with the learning rate of a round."""
-        factor = self.factor(round)
-        return self if factor == 1 else dataclasses.replace(self, lr=self.lr * factor)
+        return dataclasses.replace(self, lr=self.lr * self.factor(round))
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """A new optimiser for every turn: clients keep no optimiser state between rounds."""
@@ -135,10 +134,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class ClientRule:
-    """The client half of a method. A method overrides the hooks it needs; the loop is the same for all.
-
-    Rules hold hyper-parameters only: whatever changes during a turn lives in ``Local``.
-    """
+    """The client half of a method: hooks of the one loop, and hyper-parameters. What changes is in ``Local``."""
 
     def memory(self, layout: Layout) -> frozenset[str]:
         """The entries, by the server's names, that a client keeps from turn to turn."""
@@ -249,14 +245,14 @@ def measure_buffers(model: nn.Module, state: Tensors, batches: Iterable[Inputs])
     model.eval()
     fixed = frozen_norms(model).values()
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m not in fixed]
-    usual = [norm.momentum for norm in norms]
+    usual = {norm: norm.momentum for norm in norms}
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None
         norm.train()
     for x in batches:
         call(model, x)
-    for norm, momentum in zip(norms, usual, strict=True):
+    for norm, momentum in usual.items():
         norm.momentum = momentum
     return {name: buffer.cpu().clone() for name, buffer in changing_buffers(model, state).items()}
 

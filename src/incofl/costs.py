@@ -1,7 +1,4 @@
-"""What a sub-model costs, R(M), and the largest one that a device can afford: R(M_i) <= R_i.
-
-A fleet is a TOML file with a ``[[device]]`` table for each device class, see docs/devices.md.
-"""
+"""What a sub-model costs, R(M), and the largest one that each device of a fleet can afford: R(M_i) <= R_i."""
 
 import functools
 import math

@@ -56,17 +56,16 @@ class Layout:
         ``axes`` has the names of entries, or of layers with the outputs and inputs of each: a weight has both, and
         perhaps a kernel that is always whole; a bias or a statistic has the outputs only.
         """
-
-        def of_layer(name: str, dims: int) -> Axes:
-            return (*axes.get(name.rpartition(".")[0], ()), *[None] * dims)[:dims]
-
         state = module.state_dict()
+        layers = {
+            name: (*axes.get(name.rpartition(".")[0], ()), *[None] * value.dim()) for name, value in state.items()
+        }
         frozen = frozen_entries(module) & state.keys()
         parameters = {name for name, _ in module.named_parameters()}
         if tied := {name for name, _ in module.named_parameters(remove_duplicate=False)} - parameters:
             raise LayoutError(f"layout: {min(tied)!r} is the same tensor as another parameter; untie them first")
         return cls(
-            axes={name: axes[name] if name in axes else of_layer(name, value.dim()) for name, value in state.items()},
+            axes={name: axes.get(name, layers[name][: value.dim()]) for name, value in state.items()},
             shapes={name: tuple(value.shape) for name, value in state.items()},
             stages=tuple(tuple(stage) for stage in stages),
             shallow=dict(shallow),

@@ -60,10 +60,7 @@ class ServerRule:
         return upload
 
     def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
-        """Averages the uploads, at each position over the clients that hold it.
-
-        Uploads come in the order of the schedule, and are valid only until the next ones are asked for.
-        """
+        """Averages uploads, each valid only until the next are asked for, at each position over its holders."""
         layout = server.layout
         shared, private, extra = self._sum(layout), dict[int, Accumulator](), dict[int, Accumulator]()
         for uploads in arrivals:

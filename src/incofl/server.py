@@ -21,10 +21,7 @@ class Changes:
     states: Mapping[str, Tensors] = field(default_factory=dict)  # the new states of the update transforms
 
     def transformed(self, transform: UpdateTransform, server: "Server") -> tuple["Changes", Record]:
-        """The changes with their updates transformed, and what the transform records.
-
-        Private updates of a level are transformed by themselves, with a state of their own.
-        """
+        """The changes with transformed updates, those of each level by themselves, and what the transform records."""
         layout, states, private, records = server.layout, dict(self.states), dict(self.private), Record()
 
         def apply(group: int, change: CoveredMean, shared: Tensors) -> tuple[CoveredMean, Record]:
@@ -45,14 +42,11 @@ class Changes:
 
 @dataclass(frozen=True)
 class Server:
-    """The state of a federation after ``round`` finished rounds, all in server coordinates.
-
-    ``private`` has, per level, the entries that it does not share with the others, such as batch-norm statistics under
-    the ``per-level`` policy; a level that has none yet uses the shared values.
-    """
+    """The state of a federation after ``round`` finished rounds, all in server coordinates."""
 
     layout: Layout
     shared: Tensors  # the server model, parameters and buffers
+    # By level, what it does not share, such as batch-norm statistics; until it has its own it uses the shared values.
     private: Mapping[int, Tensors] = field(default_factory=dict)
     round: int = 0  # so it is the number of the next round, counted from 0
     extra: Mapping[str, Tensors] = field(default_factory=dict)  # what a server rule keeps (Scaffold's variate)
@@ -66,13 +60,12 @@ class Server:
 
     def advance(self, changes: Changes) -> "Server":
         """The server after one more round. This server stays as it is; ``changes`` are used up."""
-        private = {level: self._moved(self.state(level), change) for level, change in changes.private.items()}
+        private = dict(self.private)
+        for level, change in changes.private.items():
+            private[level] = private.get(level, {}) | self._moved(self.state(level), change)
+        shared = self.shared | self._moved(self.shared, changes.shared)
         return dataclasses.replace(
-            self.measured(private),
-            shared=self.shared | self._moved(self.shared, changes.shared),
-            round=self.round + 1,
-            extra=changes.extra,
-            states=changes.states,
+            self, shared=shared, private=private, round=self.round + 1, extra=changes.extra, states=changes.states
         )
 
     def _moved(self, state: Tensors, change: CoveredMean) -> Tensors:
@@ -80,7 +73,7 @@ class Server:
             update.add_(state[name])  # in the memory of the update
         return change.over(state)
 
-    def measured(self, private: Mapping[int, Tensors]) -> "Server":
-        """This server with other private values, such as measured statistics, for some levels."""
-        new = {level: self.private.get(level, {}) | table for level, table in private.items()}
-        return dataclasses.replace(self, private={**self.private, **new})
+    def measured(self, buffers: Mapping[int, Tensors]) -> "Server":
+        """This server with other statistics for some levels."""
+        private = {level: self.private.get(level, {}) | table for level, table in buffers.items()}
+        return dataclasses.replace(self, private={**self.private, **private})

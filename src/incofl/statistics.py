@@ -1,7 +1,4 @@
-"""Means with confidence intervals over seeds, paired differences, correlations and sign tests.
-
-There is one convention for intervals: mean ± half width of the 95 % confidence interval (Student's t over seeds).
-"""
+"""Means over seeds, always ± half width of the 95 % confidence interval (Student's t), and tests of differences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -126,10 +123,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def tail(evaluated: Sequence[Row], rounds: int | None = None) -> list[Row]:
-    """The evaluations by which a run is judged: of the last ten rounds, but at most a fifth of all; at least one.
-
-    With ``rounds``, all evaluations in that many last rounds.
-    """
+    """The evaluations that judge a run: those in the last ``rounds``, or in the last ten but at most a fifth of all."""
     last = [row for row in evaluated if row["round"] > evaluated[-1]["round"] - (rounds or 10)]
     return last if rounds else last[-max(1, len(evaluated) // 5) :]
 

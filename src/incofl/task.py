@@ -24,27 +24,20 @@ def _ratio(totals: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that is computed from totals, which add up over the parts of a test set.
+    """A number that is computed from totals, which add up over the parts of a test set."""
 
-    ``totals`` makes any tensor of the output and target of a batch, such as the sum and the number of examples;
-    ``value`` makes the metric of the summed totals, by default the first over the second.
-    """
-
-    totals: Callable[[Any, Tensor], Tensor]
-    value: Callable[[Tensor], float] = _ratio
+    totals: Callable[[Any, Tensor], Tensor]  # of output and target, any tensor: such as a sum and a number of examples
+    value: Callable[[Tensor], float] = _ratio  # of the summed totals; by default the first over the second
     higher_is_better: bool = True
     percent: bool = False  # whether it is a share, which people read in percent
 
 
 @dataclass(frozen=True)
 class Task:
-    """A loss, and metrics by name; the first one takes the place of the accuracy in all records.
+    """A loss and metrics, functions of output and target; the first metric takes the place of the accuracy."""
 
-    Both are functions of an output and a target that return a mean over the batch; a metric may be a ``Metric``.
-    """
-
-    loss: Callable[[Any, Tensor], Tensor]
-    metrics: Mapping[str, Mean | Metric] = field(default_factory=dict)
+    loss: Callable[[Any, Tensor], Tensor]  # the mean over the batch
+    metrics: Mapping[str, Mean | Metric] = field(default_factory=dict)  # by name, a mean over the batch or a ``Metric``
     name: str = "own"  # in records
     classes: bool = False  # targets are classes, outputs logits with the classes in dimension 1; some methods need it
     count: Callable[[Tensor], int] = len  # number of examples, or of positions, that the loss is the mean of
@@ -52,8 +45,8 @@ class Task:
     @property
     def all_metrics(self) -> dict[str, Metric]:
         """The metrics, and last of all the loss."""
-        given = {name: m if isinstance(m, Metric) else Metric(self._totals(m)) for name, m in self.metrics.items()}
-        return given | {"loss": Metric(self._totals(self.loss), higher_is_better=False)}
+        given = {n: m if isinstance(m, Metric) else Metric(partial(self._totals, m)) for n, m in self.metrics.items()}
+        return given | {"loss": Metric(partial(self._totals, self.loss), higher_is_better=False)}
 
     @property
     def first(self) -> str:
@@ -69,12 +62,9 @@ class Task:
         """All metrics of a test set."""
         return {n: float(metric.value(torch.as_tensor(score.totals[n]))) for n, metric in self.all_metrics.items()}
 
-    def _totals(self, mean: Mean) -> Callable[[Any, Tensor], Tensor]:
-        def totals(output: Any, target: Tensor) -> Tensor:
-            count = self.count(target)
-            return torch.tensor([float(mean(output, target)) * count if count else 0.0, count], dtype=torch.float64)
-
-        return totals
+    def _totals(self, mean: Mean, output: Any, target: Tensor) -> Tensor:
+        count = self.count(target)
+        return torch.tensor([float(mean(output, target)) * count if count else 0.0, count], dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,27 +87,26 @@ def _right_classes(output: Tensor, target: Tensor) -> Tensor:
     return torch.stack([(output.argmax(1) == target).sum(), (target != IGNORED).sum()])
 
 
-def _right_labels(output: Tensor, target: Tensor) -> Tensor:
-    right = (_aligned(output, target) > 0) == (target > 0.5)
-    return torch.stack([right.sum(), torch.ones_like(right).sum()])
-
-
-def _labels_found(output: Tensor, target: Tensor) -> Tensor:
-    """Labels found, found wrongly, and missed."""
-    said, meant = _aligned(output, target) > 0, target > 0.5
-    return torch.stack([(said & meant).sum(), (said & ~meant).sum(), (~said & meant).sum()])
-
-
-def _f1(totals: Tensor) -> float:
-    found, wrong, missed = totals.tolist()
-    return 2 * found / (2 * found + wrong + missed) if found + wrong + missed else 1.0
-
-
 def _confusion(output: Tensor, target: Tensor) -> Tensor:
     """How often each class (row) was taken for each class (column)."""
     classes, counted = output.shape[1], target != IGNORED
     pairs = target[counted] * classes + output.argmax(1)[counted]
     return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
+
+
+def _label_confusion(output: Tensor, target: Tensor) -> Tensor:
+    """How often a label that is there or not (row) was taken for one that is there or not (column)."""
+    pairs = 2 * (target > 0.5).long() + (_aligned(output, target) > 0)
+    return torch.bincount(pairs.flatten(), minlength=4).view(2, 2)
+
+
+def _label_accuracy(confusion: Tensor) -> float:
+    return float(confusion.diag().sum() / confusion.sum())
+
+
+def _f1(confusion: Tensor) -> float:
+    (_, wrong), (missed, found) = confusion.tolist()
+    return 2 * found / (2 * found + wrong + missed) if found + wrong + missed else 1.0
 
 
 def _mean_iou(confusion: Tensor) -> float:
@@ -149,8 +138,9 @@ def _counted(target: Tensor) -> int:
 
 _ACCURACY = Metric(_right_classes, percent=True)
 _RMSE = Metric(partial(_errors, 2), lambda totals: math.sqrt(_ratio(totals)), higher_is_better=False)
-_MAE = Metric(partial(_errors, 1), higher_is_better=False)
-_LABELS = {"accuracy": Metric(_right_labels, percent=True), "f1": Metric(_labels_found, _f1, percent=True)}
+_ERRORS = {"rmse": _RMSE, "mae": Metric(partial(_errors, 1), higher_is_better=False)}
+_LABEL_ACCURACY = Metric(_label_confusion, _label_accuracy, percent=True)
+_LABELS = {"accuracy": _LABEL_ACCURACY, "f1": Metric(_label_confusion, _f1, percent=True)}
 _PIXELS = {"accuracy": _ACCURACY, "iou": Metric(_confusion, _mean_iou, percent=True)}
 _TOKENS = {"accuracy": Metric(partial(_classes_last, _right_classes), percent=True)}
 
@@ -158,15 +148,9 @@ CLASSIFICATION = Task(functional.cross_entropy, {"accuracy": _ACCURACY}, "classi
 TASKS: dict[str, Task] = {
     "classification": CLASSIFICATION,
     "multilabel": Task(
-        lambda output, target: functional.binary_cross_entropy_with_logits(_aligned(output, target), target.float()),
-        _LABELS,
-        "multilabel",
+        lambda o, t: functional.binary_cross_entropy_with_logits(_aligned(o, t), t.float()), _LABELS, "multilabel"
     ),
-    "regression": Task(
-        lambda output, target: functional.mse_loss(_aligned(output, target), target),
-        {"rmse": _RMSE, "mae": _MAE},
-        "regression",
-    ),
+    "regression": Task(lambda o, t: functional.mse_loss(_aligned(o, t), t), _ERRORS, "regression"),
     "next-token": Task(partial(_classes_last, functional.cross_entropy), _TOKENS, "next-token", count=_counted),
     "segmentation": Task(functional.cross_entropy, _PIXELS, "segmentation", count=_counted),
 }
