@@ -22,6 +22,11 @@ from incofl.models import Model
 from incofl.server import Server
 from incofl.split import Slice, Splitter, submodel
 
+PLAIN = Method("plain")
+# The limits of a device, each with the units in which it can be written, and the decimal prefixes of units.
+_UNITS = {"memory": ("B",), "compute": ("MAC", "MACs"), "bandwidth": ("B",)}
+_SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -35,9 +40,6 @@ class Cost:
     bytes_down: int  # that a client receives per round: parameters, buffers, and what the method adds
     bytes_up: int  # that it sends
     memory: int  # estimated peak of training in bytes, without the framework itself
-
-
-PLAIN = Method("plain")
 
 
 def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
@@ -129,10 +131,6 @@ def activation_bytes(module: nn.Module, batch: Inputs) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-# The limits of a device, each with the units in which it can be written.
-_UNITS = {"memory": ("B",), "compute": ("MAC", "MACs"), "bandwidth": ("B",)}
-
-
 @dataclass(frozen=True)
 class DeviceClass:
     """A kind of client device with its limits R_i; ``None`` is no limit."""
@@ -193,9 +191,6 @@ def _device(entry: Any, where: str) -> DeviceClass:
 def read_limits(entry: Mapping[str, Any], where: str) -> dict[str, int]:
     """The limits among some values, as numbers of bytes and multiply-accumulates."""
     return {key: parse_quantity(entry[key], f"{where}: {key}", units) for key, units in _UNITS.items() if key in entry}
-
-
-_SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 
 def human(value: float, unit: str = "") -> str:

@@ -1,8 +1,6 @@
 """A method is a value made of orthogonal parts, and a round uses them without knowing its name.
 
-    Method = splitter  x  client rule  x  server rule  x  update transforms        (InCo is an update transform)
-
-A section of the config can set the options of a part: a class decorated with ``options``, or a field that is one.
+Method = splitter  x  client rule  x  server rule  x  update transforms        (InCo is an update transform)
 """
 
 import dataclasses
@@ -137,7 +135,7 @@ class Method:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of all parts, by the name of their section in a config."""
+        """The options of all parts, or of their fields, by the name of their section in a config."""
         parts = [self.split, self.client, self.server, *self.uploads, *self.transforms]
         values = [value for part in parts for value in (part, *_fields(part).values())]
         return {value.section: value for value in values if has_options(value)}

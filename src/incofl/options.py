@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 from incofl.errors import ConfigError, nearest
 
 T = TypeVar("T")
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "'none'"}
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -81,10 +83,6 @@ def _adapters(cls: Any) -> dict[str, tuple[Any, Any]]:
 def _as_tuple(value: Any) -> Any:
     """Lists, which TOML has, as tuples, which cannot change."""
     return tuple(_as_tuple(entry) for entry in value) if isinstance(value, list | tuple) else value
-
-
-_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-_WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "'none'"}
 
 
 def expected(hint: Any) -> str:

@@ -136,7 +136,6 @@ def tail_mean(evaluated: Sequence[Mapping[str, Any]], rounds: int | None = None)
 def tail_name(judged: Sequence[Mapping[str, Any]]) -> str:
     """Names what ``tail`` selected, for headings: ``mean of rounds 41-50``."""
     rounds = [row["round"] for row in judged]
-    if len(rounds) == 1:
-        return f"round {rounds[0]}"
     all_between = rounds == list(range(rounds[0], rounds[-1] + 1))
-    return f"mean of rounds {f'{rounds[0]}-{rounds[-1]}' if all_between else ', '.join(map(str, rounds))}"
+    span = f"{rounds[0]}-{rounds[-1]}" if all_between else ", ".join(map(str, rounds))
+    return f"mean of rounds {span}" if len(rounds) > 1 else f"round {rounds[0]}"

@@ -100,10 +100,6 @@ def _label_confusion(output: Tensor, target: Tensor) -> Tensor:
     return torch.bincount(pairs.flatten(), minlength=4).view(2, 2)
 
 
-def _label_accuracy(confusion: Tensor) -> float:
-    return float(confusion.diag().sum() / confusion.sum())
-
-
 def _f1(confusion: Tensor) -> float:
     (_, wrong), (missed, found) = confusion.tolist()
     return 2 * found / (2 * found + wrong + missed) if found + wrong + missed else 1.0
@@ -128,10 +124,6 @@ def _aligned(output: Tensor, target: Tensor) -> Tensor:
     return output.reshape(target.shape)
 
 
-def _classes_last(function: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor) -> Tensor:
-    return function(output.transpose(1, -1), target)
-
-
 def _counted(target: Tensor) -> int:
     return int((target != IGNORED).sum())
 
@@ -139,10 +131,10 @@ def _counted(target: Tensor) -> int:
 _ACCURACY = Metric(_right_classes, percent=True)
 _RMSE = Metric(partial(_errors, 2), lambda totals: math.sqrt(_ratio(totals)), higher_is_better=False)
 _ERRORS = {"rmse": _RMSE, "mae": Metric(partial(_errors, 1), higher_is_better=False)}
-_LABEL_ACCURACY = Metric(_label_confusion, _label_accuracy, percent=True)
+_LABEL_ACCURACY = Metric(_label_confusion, lambda totals: float(totals.diag().sum() / totals.sum()), percent=True)
 _LABELS = {"accuracy": _LABEL_ACCURACY, "f1": Metric(_label_confusion, _f1, percent=True)}
 _PIXELS = {"accuracy": _ACCURACY, "iou": Metric(_confusion, _mean_iou, percent=True)}
-_TOKENS = {"accuracy": Metric(partial(_classes_last, _right_classes), percent=True)}
+_TOKENS = {"accuracy": Metric(lambda o, t: _right_classes(o.transpose(1, -1), t), percent=True)}
 
 CLASSIFICATION = Task(functional.cross_entropy, {"accuracy": _ACCURACY}, "classification", classes=True, count=_counted)
 TASKS: dict[str, Task] = {
@@ -151,7 +143,9 @@ TASKS: dict[str, Task] = {
         lambda o, t: functional.binary_cross_entropy_with_logits(_aligned(o, t), t.float()), _LABELS, "multilabel"
     ),
     "regression": Task(lambda o, t: functional.mse_loss(_aligned(o, t), t), _ERRORS, "regression"),
-    "next-token": Task(partial(_classes_last, functional.cross_entropy), _TOKENS, "next-token", count=_counted),
+    "next-token": Task(
+        lambda o, t: functional.cross_entropy(o.transpose(1, -1), t), _TOKENS, "next-token", count=_counted
+    ),
     "segmentation": Task(functional.cross_entropy, _PIXELS, "segmentation", count=_counted),
 }
 
