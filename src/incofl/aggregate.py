@@ -25,10 +25,8 @@ class CoveredMean:
 
     def over(self, old: Mapping[str, Tensor]) -> Tensors:
         """The values where somebody held the position, those of ``old`` bit for bit elsewhere."""
-        weights = {id(weight): weight for weight in self.weight.values()}  # many tensors share one
-        gaps = {number for number, weight in weights.items() if float(weight.min()) == 0}
         return {
-            name: torch.where(self.weight[name] > 0, new, old[name]) if id(self.weight[name]) in gaps else new
+            name: new if float(self.weight[name].min()) > 0 else torch.where(self.weight[name] > 0, new, old[name])
             for name, new in self.values.items()
         }
 

@@ -243,16 +243,15 @@ def measure_buffers(model: nn.Module, state: Tensors, batches: Iterable[Inputs])
     """Batch-norm statistics of a model as it is evaluated: plain means over the batches."""
     model.load_state_dict(state)
     model.eval()
-    fixed = frozen_norms(model).values()
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m not in fixed]
-    usual = {norm: norm.momentum for norm in norms}
-    for norm in norms:
+    fixed, kind = frozen_norms(model).values(), nn.modules.batchnorm._BatchNorm
+    momenta = {m: m.momentum for m in model.modules() if isinstance(m, kind) and m not in fixed}
+    for norm in momenta:
         norm.reset_running_stats()
         norm.momentum = None
         norm.train()
     for x in batches:
         call(model, x)
-    for norm, momentum in usual.items():
+    for norm, momentum in momenta.items():
         norm.momentum = momentum
     return {name: buffer.cpu().clone() for name, buffer in changing_buffers(model, state).items()}
 

@@ -158,8 +158,9 @@ def assign(devices: list[DeviceClass], levels: list[Cost]) -> list[int]:
         fitting = [cost for cost in levels if not device.exceeded(cost)]
         if not fitting:
             why = f"no level fits; the smallest (level 0) needs {'; '.join(device.exceeded(levels[0]))}"
-            hint = "Add a smaller level (split.levels) or raise the limit"
-            raise ConfigError(f"device class {device.name!r}: {why}. {hint}")
+            raise ConfigError(
+                f"device class {device.name!r}: {why}. Add a smaller level (split.levels) or raise the limit"
+            )
         chosen.append(max(fitting, key=lambda cost: (cost.parameters, cost.level)).level)
     return chosen
 
