@@ -102,7 +102,6 @@ def unroll(module: nn.Module) -> None:
 
 def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     time = x.dim() - 2 if layer.batch_first else 0
-    states, cells = [], []
     for number in range(layer.num_layers):
         w_x, w_h, *biases = layer.all_weights[number]
         before = x.new_empty(*x.shape[:-1], layer.hidden_size)
@@ -110,9 +109,8 @@ def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Ten
         i, f, g, o = gates.chunk(4, -1)
         c = f.sigmoid() * torch.empty_like(before) + i.sigmoid() * g.tanh()
         x = o.sigmoid() * c.tanh()
-        states.append(x.select(time, -1))
-        cells.append(c.select(time, -1))
-    return x, (torch.stack(states), torch.stack(cells))
+    last = torch.stack([x.select(time, -1)] * layer.num_layers)  # states and cells have the same shape
+    return x, (last, last)
 
 
 def activation_bytes(module: nn.Module, batch: Inputs) -> int:
@@ -158,9 +156,8 @@ def assign(devices: list[DeviceClass], levels: list[Cost]) -> list[int]:
         fitting = [cost for cost in levels if not device.exceeded(cost)]
         if not fitting:
             why = f"no level fits; the smallest (level 0) needs {'; '.join(device.exceeded(levels[0]))}"
-            raise ConfigError(
-                f"device class {device.name!r}: {why}. Add a smaller level (split.levels) or raise the limit"
-            )
+            hint = "Add a smaller level (split.levels) or raise the limit"
+            raise ConfigError(f"device class {device.name!r}: {why}. {hint}")
         chosen.append(max(fitting, key=lambda cost: (cost.parameters, cost.level)).level)
     return chosen
 
