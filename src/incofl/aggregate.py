@@ -80,17 +80,17 @@ class Accumulator:
             holders = tuple(name in names for _, names in self._weights)
             alike.setdefault((self._layout.axes[name], total.dtype, holders), []).append(name)
         weights: Tensors = {}
-        for names in alike.values():
+        for (_, dtype, _), names in alike.items():
             held = [part for (_, known), part in self._weights.items() if names[0] in known]
-            weight = self._spread(names[0], [(slice_, total) for slice_, total, _ in held])
+            weight = spread(self._layout, names[0], [(slice_, total) for slice_, total, _ in held]).to(dtype)
             weights |= dict.fromkeys(names, weight)
             divisor = torch.where(weight > 0, weight, 1)
             totals = [self._sum[name] for name in names]
             torch._foreach_div_(totals, float(divisor) if weight.numel() == 1 else [divisor] * len(totals))
-            if any(total != normalised for _, total, normalised in held):
-                normaliser = self._spread(names[0], [(slice_, total) for slice_, _, total in held]) / divisor
+            if any(total != n for _, total, n in held):
+                normaliser = spread(self._layout, names[0], [(slice_, n) for slice_, _, n in held]).to(dtype) / divisor
                 torch._foreach_mul_(totals, [normaliser] * len(totals))
-        values = {name: total.to(self._dtypes[name]) for name, total in self._sum.items()}
+        values = {name: total.to(self._dtypes[name]) for name, total in self._sum.items()}  # whole numbers truncated
         self._sum = {}
         return CoveredMean(values, weights)
 
@@ -114,9 +114,6 @@ class Accumulator:
             chunk = slice(start, start + rows)
             for part in parts:
                 target[chunk].add_(part.values[name][chunk], alpha=part.weight / part.normaliser)
-
-    def _spread(self, name: str, holders: Sequence[tuple[Slice, float]]) -> Tensor:
-        return spread(self._layout, name, holders).to(self._sum[name].dtype)
 
 
 def spread(layout: Layout, name: str, holders: Sequence[tuple[Slice, float]]) -> Tensor:
