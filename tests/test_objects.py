@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import incofl
-from incofl import METHODS, Data, InCo, Run, ServerAdam, Task
+from incofl import METHODS, Data, InCo, Metric, Run, ServerAdam, Task
 from incofl.client import Upload
 from incofl.config import load_config, make_config
 from incofl.engine.build import build
@@ -22,6 +22,7 @@ from incofl.engine.executor import InProcess
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, DataError, IncoflError
+from incofl.task import Score
 from tests.own import LanguageModel, Net, Segmenter, TwoInputs, points
 from tests.shell import Shell
 
@@ -236,6 +237,13 @@ def test_segmentation(tmp_path: Path) -> None:
     result = incofl.run(small(), tmp_path, model=Segmenter, data=own, task="segmentation", progress=False)
     assert result["status"] == "done"
     assert set(result.history[-1]["metrics"]) == {"iou"}
+
+
+def test_totals_of_a_metric_can_be_a_single_number() -> None:
+    most = Task(functional.mse_loss, {"sum": Metric(lambda output, target: output.sum(), float)})
+    score = sum((most.score(torch.full((2,), x), torch.zeros(2)) for x in (1.0, 2.0)), Score())
+    assert most.values(score)["sum"] == 6.0
+    assert score + Score() == score
 
 
 def test_own_task_from_a_mean(tmp_path: Path) -> None:

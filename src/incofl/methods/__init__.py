@@ -9,7 +9,7 @@ from incofl.errors import ConfigError, nearest
 from incofl.imports import load_attribute
 
 if TYPE_CHECKING:
-    from incofl.method import Method
+    from incofl.method import Method, UploadTransform
 
 # Each method with its file and a summary. Levels share one server model in all but the first group.
 _SEPARATE = {
@@ -88,7 +88,7 @@ def _load(base: str, *added: str) -> "Method":
     method: Method = load_attribute(f"incofl.methods.{_BASES[base][0]}:{base}", "method")
     long = "+".join((base, *added))
     short = next((long.replace(full, name) for full, name in _PAPER_NAMES.items() if long.startswith(full)), long)
-    uploads = UploadNoise(), *method.uploads
+    uploads: tuple[UploadTransform, ...] = (UploadNoise(), *method.uploads)
     own = ServerSchedule(), *method.transforms
     transforms = *own, *(load_attribute(_TRANSFORMS[key][0], "method")() for key in added)
     return dataclasses.replace(method, name=short, summary=_summary(long), uploads=uploads, transforms=transforms)

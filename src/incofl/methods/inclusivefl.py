@@ -19,15 +19,16 @@ from typing import Annotated
 import torch
 from annotated_types import Ge, Le
 
+from incofl.aggregate import Accumulator, Contribution, CoveredMean
 from incofl.client import Setting, Upload
 from incofl.errors import ConfigError
 from incofl.layout import Layout
-from incofl.method import ChangeSum, Method, ServerRule
+from incofl.method import Method, ServerRule
 from incofl.methods.heterofl import class_dimensions
 from incofl.options import options
-from incofl.server import Change, Changes, Server
+from incofl.server import Changes, Server
 from incofl.split import Slice
-from incofl.tensors import Tensors, clone
+from incofl.tensors import Tensors, clone, only
 
 
 @options("inclusive")
@@ -69,14 +70,15 @@ class InclusiveFL(ServerRule):
     def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
         if not self.options.momentum:
             return super().aggregate(server, arrivals)
-        taught, sums = lessons(server), dict[int, ChangeSum]()
+        taught, sums = lessons(server), dict[int, Accumulator]()
 
         def watched() -> Iterator[Sequence[Upload]]:
             for uploads in arrivals:
                 for upload in uploads:
                     if upload.level in taught:
-                        total = sums.setdefault(upload.level, self._sum(server.layout))
-                        total.add([(upload, self.weight(upload))], {upload.level: taught[upload.level][-1]})
+                        lesson = only(upload.update, taught[upload.level][-1])
+                        part = Contribution(upload.slice, lesson, self.weight(upload), upload.normaliser)
+                        sums.setdefault(upload.level, self._sum(server.layout)).add(part)
                 yield uploads
 
         changes = super().aggregate(server, watched())
@@ -84,16 +86,16 @@ class InclusiveFL(ServerRule):
         momenta = {}
         for level, total in sums.items():
             smaller, last, _ = taught[level]
-            momenta[f"momentum-{smaller}"] = momentum(server.layout, last, total.mean().update.values)
+            momenta[f"momentum-{smaller}"] = momentum(server.layout, last, total.mean().values)
         return dataclasses.replace(changes, private=private, extra=momenta)
 
-    def _blend(self, server: Server, level: int, change: Change) -> Change:
+    def _blend(self, server: Server, level: int, change: CoveredMean) -> CoveredMean:
         known, beta = server.extra.get(f"momentum-{level}", {}), self.options.beta
         values = {
             name: beta * known[name] + (1 - beta) * value if name in known else value
-            for name, value in change.update.values.items()
+            for name, value in change.values.items()
         }
-        return change.with_update(values)
+        return CoveredMean(values, change.weight)
 
 
 def lessons(server: Server) -> dict[int, tuple[int, str, frozenset[str]]]:
