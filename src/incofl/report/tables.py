@@ -43,18 +43,16 @@ def results(groups: Groups) -> str:
     """Returns a line per run, and one per group of seeds before them: mean ± half width of the 95 % interval."""
     lines: list[Line] = []
     for group in groups:
-        if group.several:
-            lines.append((_result(group.label, group.runs, groups), "group", group.index))
-            lines += [(_result(f"seed {run.seed}", [run], groups), "seed", None) for run in group.runs]
-        else:
-            name = f"{group.label}, seed {group.runs[0].seed}"
-            lines.append((_result(name, group.runs, groups), "", group.index))
+        name = group.label if group.several else f"{group.label}, seed {group.runs[0].seed}"
+        lines.append((_result(name, group.runs, groups), "group" * group.several, group.index))
+        seeds = group.runs if group.several else []
+        lines += [(_result(f"seed {run.seed}", [run], groups), "seed", None) for run in seeds]
     return table("Results", lines, "dense")
 
 
 def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str, object]:
     def shown(values: Iterable[float | None]) -> str:
-        found = interval(values) or (None, None)
+        found = interval(values) or ()
         return " ± ".join(say(value, unit).removesuffix(" %") for value in found if value is not None) or NONE
 
     of, (_, unit) = {key: [run.summary[key] for run in runs] for key in runs[0].summary}, groups.metric
@@ -83,15 +81,13 @@ def duration(seconds: float) -> str:
 def similarity(groups: Groups) -> str:
     """Returns the mean CKA between client models by depth, as ``incofl analyze`` found it; models apart."""
     known = defaultdict[tuple[str, ...], list[Line]](list)
-    for group, run in groups.pairs:
+    for run in groups.runs:
         found = run.json("analysis/similarity.json")
         if points := tuple(map(str, found.get("points") or [])):
-            deep = (found.get("correlation") or {}).get(points[-1]) or {}
-            values = dict(zip(points, found.get("mean_by_depth") or [], strict=False)) | {
-                "r with accuracy": deep.get("pearson")
-            }
+            values = dict(zip(points, found.get("mean_by_depth") or [], strict=False))
+            values["r with accuracy"] = found.get("correlation", {}).get(points[-1], {}).get("pearson")
             cells = {name: NONE if value is None else f"{value:.3f}" for name, value in values.items()}
-            known[points].append(({"run": group.name(run)} | cells, "", group.index))
+            known[points].append(({"run": run.label} | cells, "", run.index))
     return "".join(table("Mean CKA between client models", lines) for lines in known.values())
 
 
@@ -112,27 +108,23 @@ def sizes(groups: Groups) -> str:
             cells |= {"parameters": f"{cost.parameters:,}", "MACs": f"{cost.macs:,}"}
             cells |= {"down a round": in_bytes(cost.bytes_down), "up a round": in_bytes(cost.bytes_up)}
             lines.append((cells | {"training memory": in_bytes(cost.memory), "clients": count}, "", None))
-        heading = f"<h3>{escape(names)}</h3>" if len(known) > 1 else ""
-        parts.append(heading + table(f"Sizes of {names}", lines))
+        parts.append(f"<h3>{escape(names)}</h3>" * (len(known) > 1) + table(f"Sizes of {names}", lines))
     return "".join(parts)
 
 
 def rejected(groups: Groups) -> str:
     """Returns every upload that was not accepted, and why."""
-    lines: list[Line] = []
-    for group, run in groups.pairs:
-        for number, entry in ((row["round"], entry) for row in run.rows for entry in row["rejected"]):
-            cells = {"run": group.name(run), "round": number, "client": entry["client"], "reason": entry["reason"]}
-            lines.append((cells, "", group.index))
+    every = ((run, row, entry) for run in groups.runs for row in run.rows for entry in row["rejected"])
+    lines: list[Line] = [({"run": run.label, "round": row["round"]} | e, "", run.index) for run, row, e in every]
     return table("Rejected uploads", lines, "words") if lines else "<p>No upload was rejected.</p>"
 
 
 def nodes(groups: Groups) -> str:
     """Returns a line per node and client, over its rounds."""
     found = defaultdict[tuple[int, int, str], list[dict[str, Any]]](list)
-    for group, run in groups.pairs:
+    for run in groups.runs:
         for node in (node for row in run.rows for node in row.get("nodes") or []):
-            found[group.index, int(node.get("client", -1)), str(node.get("node", NONE))].append(node)
+            found[run.index, int(node.get("client", -1)), str(node.get("node", NONE))].append(node)
     columns: dict[str, tuple[str, Callable[[list[float]], float], Callable[[float], str]]] = {
         "mean time": ("seconds", fmean, duration),
         "mean CPU time": ("cpu_seconds", fmean, duration),
@@ -189,13 +181,9 @@ def tiles(groups: Groups) -> str:
     """Returns the numbers of a single run that people look for first."""
     (run,), (metric, unit) = groups.runs, groups.metric
     s = run.summary
-    pairs = {
-        f"{metric}, {groups.measure}": say(s["accuracy_last_ten"], unit),
-        f"{metric}, last evaluation": say(s["accuracy"], unit),
-        f"best {metric}": say(s["accuracy_best"], unit),
-        f"rounds, {s['status']}": f"{s['rounds']} of {run.values['rounds']}",
-        "communication": in_bytes(s["bytes_down"] + s["bytes_up"]),
-        "time": duration(s["seconds"]),
-    }
+    accuracies = {groups.measure: "accuracy_last_ten", "last evaluation": "accuracy", "best": "accuracy_best"}
+    pairs = {f"{metric}, {name}": NONE if s[key] is None else say(s[key], unit) for name, key in accuracies.items()}
+    pairs |= {f"rounds, {s['status']}": f"{s['rounds']} of {run.values['rounds']}"}
+    pairs |= {"communication": in_bytes(s["bytes_down"] + s["bytes_up"]), "time": duration(s["seconds"])}
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs.items())
     return f'<dl class="tiles">{shown}</dl>'
