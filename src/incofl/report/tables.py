@@ -11,7 +11,7 @@ from incofl.analysis.runs import plain
 from incofl.config import Config
 from incofl.costs import human
 from incofl.report.figures import NONE, say
-from incofl.report.runs import Group, Groups, ReportedRun, interval
+from incofl.report.runs import Groups, ReportedRun, interval
 
 LINES, WHOLE = 200, 40  # longer tables are cut, and say so; longer than the second they scroll
 in_bytes = partial(human, unit="B")
@@ -93,23 +93,20 @@ def similarity(groups: Groups) -> str:
 
 def sizes(groups: Groups) -> str:
     """Returns what each level is and costs; groups that agree in everything share a table."""
-    known, parts = defaultdict[str, list[Group]](list), []
+    known = defaultdict[str, list[str]](list)
     for group in groups:
-        found = group.runs[0].federation_or_reason
-        known[found if isinstance(found, str) else repr((found.costs, found.clients_by_level))].append(group)
-    for same in known.values():
-        names, found = ", ".join(group.label for group in same), same[0].runs[0].federation_or_reason
+        found, lines = group.runs[0].federation_or_reason, list[Line]()
         if isinstance(found, str):
-            parts.append(f"<p>The sizes of {escape(names)} cannot be computed here: {escape(found)}</p>")
+            known[f"<p>The sizes cannot be computed here: {escape(found)}</p>"].append(group.label)
             continue
-        lines: list[Line] = []
         for cost, count in zip(found.costs, found.clients_by_level, strict=True):
             cells = {"level": cost.level, "blocks": " ".join(map(str, cost.blocks)), "width": f"{cost.width:g}"}
             cells |= {"parameters": f"{cost.parameters:,}", "MACs": f"{cost.macs:,}"}
             cells |= {"down a round": in_bytes(cost.bytes_down), "up a round": in_bytes(cost.bytes_up)}
             lines.append((cells | {"training memory": in_bytes(cost.memory), "clients": count}, "", None))
-        parts.append(f"<h3>{escape(names)}</h3>" * (len(known) > 1) + table(f"Sizes of {names}", lines))
-    return "".join(parts)
+        known[table("Sizes", lines)].append(group.label)
+    heading = "<h3>{}</h3>" if len(known) > 1 else ""
+    return "".join(heading.format(escape(", ".join(names))) + text for text, names in known.items())
 
 
 def rejected(groups: Groups) -> str:
