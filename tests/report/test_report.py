@@ -64,7 +64,7 @@ def test_one_run(runs: Path, tmp_path: Path) -> None:
     assert len(page.encode()) < LIMIT
     summary = json.loads((runs / "incoavg-s0" / "summary.json").read_text())
     text = markup(page)
-    assert f"<dd>{100 * summary['accuracy']:.1f} %</dd>" in text
+    assert f"<dt>last</dt><dd>{100 * summary['accuracy']:.1f}</dd>" in text
     assert "<title>incoavg on digits</title>" in text
     assert "3 of 3" in text
     assert 'class="legend"' not in text  # nothing to choose from
@@ -188,18 +188,20 @@ def test_the_measure_is_named(tmp_path: Path) -> None:
     folder_of(tmp_path / "long", [0.1] * 50 + [0.2] * 10)
     folder_of(tmp_path / "short", [0.1] * 12 + [0.4] * 3)
     long, short = read_groups([tmp_path / "long"]), read_groups([tmp_path / "short"])
-    assert '<th scope="col">mean of rounds 51-60</th>' in tables.results(long)
-    assert '<th scope="col">mean of rounds 13-15</th>' in tables.results(short)
+    assert "<dt>mean of rounds 51-60</dt><dd>20.0</dd>" in tables.results(long)
+    assert "<dt>mean of rounds 13-15</dt><dd>40.0</dd>" in tables.results(short)
+    folder_of(tmp_path / "seeds" / "0", [0.1] * 12 + [0.4] * 3)
+    folder_of(tmp_path / "seeds" / "1", [0.1] * 12 + [0.4] * 3, "seed=1")
+    assert '<th scope="col">mean of rounds 13-15</th>' in tables.results(read_groups([tmp_path / "seeds"]))
     assert by_level(short)[0].title == "Accuracy by level, mean of rounds 13-15"
     assert by_level(short)[0].panels[0].curves[0].y == [0.4] * 3
-    assert "accuracy, mean of rounds 51-60</dt><dd>20.0 %</dd>" in tables.tiles(long)
 
 
 def test_another_metric_is_named_and_not_in_percent(tmp_path: Path) -> None:
     """RMSE: lower is better."""
     path = folder_of(tmp_path / "r", [3.0, 1.25, 1.5], "task.name=regression")
     groups = read_groups([path])
-    assert "<dt>rmse, best</dt><dd>1.25</dd>" in tables.tiles(groups).replace("<div>", "")
+    assert "<dt>best</dt><dd>1.25</dd>" in tables.results(groups)
     accuracy, _ = of_section("curves", groups)
     assert (accuracy.title, accuracy.unit) == ("Test rmse", "number")
     assert by_level(groups)[0].panels[0].range is None

@@ -68,11 +68,12 @@ def cifar10(source: Source, path: Path) -> Pair:
     else:
         place, files = path.parent, {file.name: file.read_bytes() for file in path.parent.glob("*_batch*")}
     suffix = ".bin" if any(name.endswith(".bin") for name in files) else ""
-    names = [f"{batch}{suffix}" for batch in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")]
-    if missing := [name for name in names if name not in files]:
-        raise DataError(f"cifar10: missing {place / missing[0]}; expected the six original batches")
-    *train, test = (_cifar10_batch(files.pop(name), place / name) for name in names)
-    return Examples(torch.cat([part.x for part in train]), torch.cat([part.y for part in train])), test
+    parts = []
+    for batch in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        if (name := batch + suffix) not in files:
+            raise DataError(f"cifar10: missing {place / name}; expected the six original batches")
+        parts.append(_cifar10_batch(files.pop(name), place / name))
+    return Examples(torch.cat([part.x for part in parts[:5]]), torch.cat([part.y for part in parts[:5]])), parts[5]
 
 
 class _ArraysOnly(pickle.Unpickler):

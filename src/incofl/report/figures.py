@@ -151,12 +151,6 @@ CURVES: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-def draw(groups: Groups) -> dict[str, list[Figure]]:
-    """Draws all figures, by the section of the page."""
-    single = {section: of_section(section, groups) for section in CURVES}
-    return single | {"levels": by_level(groups), "cohorts": [cohorts(groups)]}
-
-
 def of_section(section: str, groups: Groups) -> list[Figure]:
     """Draws the curves of a section; nothing where no run has values."""
     seeds, found, (metric, its_unit) = " Thin lines are single seeds." * groups.several, [], groups.metric

@@ -13,8 +13,8 @@ import incofl
 from incofl.analysis.analyze import default_out
 from incofl.engine.checkpoint import atomic_write
 from incofl.errors import needs_extra
-from incofl.report import figures, tables
-from incofl.report.figures import Figure
+from incofl.report import tables
+from incofl.report.figures import CURVES, Figure, by_level, cohorts, of_section
 from incofl.report.runs import Groups, ReportedRun, read_groups
 
 # The pictures that ``incofl analyze`` draws, and what each shows.
@@ -48,7 +48,8 @@ def make_page(groups: Groups, title: str | None = None) -> str:
     template, css, script = (
         Path(__file__).with_name(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
     )
-    drawn = figures.draw(groups)
+    drawn = {section: of_section(section, groups) for section in CURVES}
+    drawn |= {"levels": by_level(groups), "cohorts": [cohorts(groups)]}
     grid = '<div class="grid">{}</div>'
     cards = {part: grid.format("".join(map(_card, found))) if found else "" for part, found in drawn.items()}
     sections = {
@@ -74,7 +75,6 @@ def make_page(groups: Groups, title: str | None = None) -> str:
         css=css,
         provenance=_provenance(groups.runs),
         links="".join(f'<li><a href="#{id}">{name}</a></li>' for name, id, _ in parts),
-        lead=tables.tiles(groups) if len(groups.runs) == 1 else "",
         legend=f'<div class="legend" role="group" aria-label="Runs to show">{chips}</div>' if len(groups) > 1 else "",
         sections="".join(section.format(*part) for part in parts),
         # JSON that cannot end the element it stands in.

@@ -40,7 +40,11 @@ def table(label: str, lines: Sequence[Line], kind: str = "") -> str:
 
 
 def results(groups: Groups) -> str:
-    """Returns a line per run, and one per group of seeds before them: mean ± half width of the 95 % interval."""
+    """Returns the numbers of a single run; else a line per run, after one per group of seeds with mean ± half width."""
+    if len(groups.runs) == 1:
+        facts = _result(groups[0].label, groups.runs, groups).items()
+        tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+        return f'<dl class="tiles">{tiles}</dl>'
     lines: list[Line] = []
     for group in groups:
         name = group.label if group.several else f"{group.label}, seed {group.runs[0].seed}"
@@ -50,7 +54,7 @@ def results(groups: Groups) -> str:
     return table("Results", lines, "dense")
 
 
-def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str, object]:
+def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str, str]:
     def shown(values: Iterable[float | None]) -> str:
         found = interval(values) or ()
         return " ± ".join(say(value, unit).removesuffix(" %") for value in found if value is not None) or NONE
@@ -66,7 +70,7 @@ def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str,
         **{f"level {level}": shown(run.tail(level) for run in runs) for level in groups.levels},
         "bytes": in_bytes(fmean(of["bytes_down"]) + fmean(of["bytes_up"])),
         "time": duration(fmean(of["seconds"])),
-        "rejected": sum(of["rejected"]),
+        "rejected": str(sum(of["rejected"])),
         "status": of["status"][0] if len(set(of["status"])) == 1 else f"{of['status'].count('done')} done",
     }
 
@@ -172,15 +176,3 @@ def _facts(label: str, groups: Groups, found: Callable[[ReportedRun], dict[str, 
         kind = "differs" if len({value for own in values.values() for value in own}) > 1 else ""
         lines.append(({"key": key} | {name: ", ".join(own) for name, own in values.items()}, kind, None))
     return table(label, lines, "code")
-
-
-def tiles(groups: Groups) -> str:
-    """Returns the numbers of a single run that people look for first."""
-    (run,), (metric, unit) = groups.runs, groups.metric
-    s = run.summary
-    accuracies = {groups.measure: "accuracy_last_ten", "last evaluation": "accuracy", "best": "accuracy_best"}
-    pairs = {f"{metric}, {name}": NONE if s[key] is None else say(s[key], unit) for name, key in accuracies.items()}
-    pairs |= {f"rounds, {s['status']}": f"{s['rounds']} of {run.values['rounds']}"}
-    pairs |= {"communication": in_bytes(s["bytes_down"] + s["bytes_up"]), "time": duration(s["seconds"])}
-    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs.items())
-    return f'<dl class="tiles">{shown}</dl>'
