@@ -102,18 +102,14 @@ def curves(groups: Groups, series: Series, x_of: Series | None = None) -> list[C
     return [curve for curve in found if curve.x]
 
 
-def in_row(*keys: str) -> Series:
-    """Returns the sum of some numbers of each round's record; unknown in a round without them."""
-    return lambda run: [None if row[keys[0]] is None else sum(row[key] for key in keys) for row in run.rows]
-
-
-def over(table: str, key: str, reduce: Callable[[list[float]], float]) -> Series:
-    """Returns a number over the mixed tensors (``inco``) or the nodes (``nodes``) of each round's record."""
+def over(table: str, reduce: Callable[[list[float]], float], *keys: str) -> Series:
+    """Returns a number over values of each round's record, of its mixed tensors (``inco``) or of its ``nodes``."""
 
     def value(row: Row) -> float | None:
-        entries = row.get(table) or []
-        found = [entry.get(key) for entry in (entries.values() if isinstance(entries, dict) else entries)]
-        return float(reduce(known)) if (known := [number for number in found if number is not None]) else None
+        entries = (row.get(table) or []) if table else [row]
+        entries = entries.values() if isinstance(entries, dict) else entries
+        known = [entry[key] for entry in entries for key in keys if entry.get(key) is not None]
+        return float(reduce(known)) if known else None
 
     return lambda run: map(value, run.rows)
 
@@ -123,30 +119,30 @@ def bytes_so_far(run: ReportedRun) -> Iterable[float]:
     return accumulate(row["bytes_up"] + row["bytes_down"] for row in run.rows)
 
 
-METRIC = in_row("accuracy")  # or what takes its place in other tasks
+METRIC = over("", sum, "accuracy")  # or what takes its place in other tasks
 # Figures of one panel with curves, by the section of the page: id, title, caption, value, unit and, unless it is the
 # round, what the horizontal axis shows.
 CURVES: dict[str, list[tuple[Any, ...]]] = {
     "curves": [
         ("accuracy", "Test {metric}", "Mean of the levels, after each evaluated round.", METRIC, "metric"),
-        ("loss", "Training loss", "Mean over the examples, while clients trained on them.", in_row("loss"), "number"),
+        ("loss", "Training loss", "Mean over examples, while clients train on them.", over("", sum, "loss"), "number"),
     ],
     "inco": [
-        ("theta", "InCo's theta", "Weight of the shallow layer's update.", over("inco", "theta", fmean), "number"),
-        ("beta", "Share of beta > 0", "One half: unrelated updates.", over("inco", "beta_positive", fmean), "percent"),
-        ("norm-deep", "Norm of deep updates", "Before mixing.", over("inco", "norm_deep", fmean), "number"),
-        ("norm-shallow", "Norm of shallow updates", "Before mixing.", over("inco", "norm_shallow", fmean), "number"),
+        ("theta", "InCo's theta", "Weight of the shallow layer's update.", over("inco", fmean, "theta"), "number"),
+        ("beta", "Share of beta > 0", "One half: unrelated updates.", over("inco", fmean, "beta_positive"), "percent"),
+        ("norm-deep", "Norm of deep updates", "Before mixing.", over("inco", fmean, "norm_deep"), "number"),
+        ("norm-shallow", "Norm of shallow updates", "Before mixing.", over("inco", fmean, "norm_shallow"), "number"),
     ],
     "communication": [
-        ("bytes", "Bytes per round", "Down and up, uncompressed.", in_row("bytes_up", "bytes_down"), "bytes"),
+        ("bytes", "Bytes per round", "Down and up, uncompressed.", over("", sum, "bytes_up", "bytes_down"), "bytes"),
         ("bytes-total", "Bytes in total", "Down and up, over the rounds so far.", bytes_so_far, "bytes"),
         ("accuracy-bytes", "Test {metric} by bytes", "By the bytes so far.", METRIC, "metric", bytes_so_far),
-        ("seconds", "Seconds per round", "Compare runs on one machine only.", in_row("seconds"), "number"),
+        ("seconds", "Seconds per round", "Compare runs on one machine only.", over("", sum, "seconds"), "number"),
     ],
     "fleet": [
-        ("slowest", "Seconds of the slowest node", "A round waits for it.", over("nodes", "seconds", max), "number"),
-        ("median", "Seconds of the median node", "Of each round.", over("nodes", "seconds", median), "number"),
-        ("memory", "Peak memory of a turn", "The largest of a round.", over("nodes", "peak_memory", max), "bytes"),
+        ("slowest", "Seconds of the slowest node", "A round waits for it.", over("nodes", max, "seconds"), "number"),
+        ("median", "Seconds of the median node", "Of each round.", over("nodes", median, "seconds"), "number"),
+        ("memory", "Peak memory of a turn", "The largest of a round.", over("nodes", max, "peak_memory"), "bytes"),
     ],
 }
 
