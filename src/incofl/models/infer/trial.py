@@ -11,8 +11,8 @@ from incofl.inputs import Inputs, call
 from incofl.layout import Layout
 from incofl.models.infer.dims import Atom, Dims, leaves, length
 from incofl.models.infer.trace import Trace, export, first_line, shapes_of, where
-from incofl.split.slice import cut
-from incofl.split.splitter import kept
+from incofl.split import kept
+from incofl.split.slices import cut
 from incofl.split.submodel import Skip, submodel
 
 SHARE = 0.5  # of the units that a trial keeps
