@@ -35,12 +35,11 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample: nn.Module | None = None
+        self.downsample: nn.Module | None = None  # projects the shortcut where the shape changes
         if stride != 1 or inputs != outputs:
             self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes relu(x + f(x)); the shortcut is projected where the shape changes."""
         out = functional.relu(self.bn1(self.conv1(x)), inplace=True)
         out = self.bn2(self.conv2(out))
         out += x if self.downsample is None else self.downsample(x)
@@ -60,7 +59,6 @@ class ExitHead(nn.Module):
         _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns class logits."""
         return self.fc(self.convs(x).mean((2, 3)))
 
 
@@ -76,12 +74,9 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         widths = [math.ceil(width * base) for base in BASE_WIDTHS[: len(depth)]]
-        if stem == "imagenet":
-            self.conv1 = nn.Conv2d(channels, widths[0], 7, stride=2, padding=3, bias=False)
-            self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
-        else:
-            self.conv1 = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
-            self.maxpool = nn.Identity()
+        kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
+        self.conv1 = nn.Conv2d(channels, widths[0], kernel, stride, padding=kernel // 2, bias=False)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
         self.bn1 = nn.BatchNorm2d(widths[0])
         inputs = widths[0]
         for stage, (blocks, outputs) in enumerate(zip(depth, widths, strict=True), start=1):
@@ -97,7 +92,6 @@ class ResNet(nn.Module):
 
     @property
     def stages(self) -> list[nn.Sequential]:
-        """The stages, from shallow to deep."""
         return [getattr(self, f"layer{stage}") for stage in range(1, len(self.depth) + 1)]
 
     def add_exits(self, positions: tuple[int, ...], convolutions: int) -> Layout:
@@ -107,13 +101,11 @@ class ResNet(nn.Module):
         the last one that it holds in evaluation.
         """
         channels = [width for width, blocks in zip(self.widths, self.depth, strict=True) for _ in range(blocks)]
-        classes = self.fc.out_features
-        self.exit_positions = positions
-        self.exits = nn.ModuleList(ExitHead(channels[at - 1], classes, convolutions) for at in positions[:-1])
+        heads = [ExitHead(channels[at - 1], self.fc.out_features, convolutions) for at in positions[:-1]]
+        self.exits, self.exit_positions = nn.ModuleList(heads), positions
         return resnet_layout(self)
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
-        """Returns class logits, in training with early exits a list of them."""
         heads = zip(self.exit_positions or (sum(self.depth),), (*self.exits, self.fc), strict=True)
         held = [(at, head) for at, head in heads if not isinstance(head, nn.Identity)]  # which replaces a missing one
         used = dict(held if self.training else held[-1:])
@@ -121,8 +113,7 @@ class ResNet(nn.Module):
         x = self.maxpool(functional.relu(self.bn1(self.conv1(x)), inplace=True))
         for number, block in enumerate((block for stage in self.stages for block in stage), start=1):
             x = block(x)
-            if number in used:
-                head = used[number]
+            if (head := used.get(number)) is not None:
                 logits.append(head(x if isinstance(head, ExitHead) else x.mean((2, 3))))
         return logits if self.training and self.exit_positions else logits[-1]
 

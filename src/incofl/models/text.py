@@ -8,7 +8,7 @@ position sees itself and what is before it.
 from torch import Tensor, nn
 
 from incofl.layout import Axes, Axis, Layout
-from incofl.models.transformer import MLP_RATIO, Block, transformer_layout
+from incofl.models.vit import MLP_RATIO, Block, transformer_layout
 
 PADDING = 0
 
@@ -21,7 +21,6 @@ class LstmBlock(nn.Module):
         self.lstm = nn.LSTM(dim, dim, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Adds the hidden states to the input."""
         return x + self.lstm(x)[0]
 
 
@@ -58,7 +57,6 @@ class StackedLstm(TextModel):
         self.head = nn.Linear(dim, classes)
 
     def positions(self, x: Tensor) -> Tensor:
-        """Returns the sum of the embedding and all hidden states."""
         return self.layers(self.embedding(x))
 
 
@@ -79,7 +77,6 @@ class TextTransformer(TextModel):
             nn.init.normal_(table.weight, std=0.02)  # as GPT-2: small compared with what the blocks add
 
     def positions(self, x: Tensor) -> Tensor:
-        """Returns the normalised stream."""
         out: Tensor = self.embedding(x) + self.position.weight[: x.shape[1]]
         mask = None if self.sequence else (x != PADDING)[:, None, None, :]
         for block in self.blocks:

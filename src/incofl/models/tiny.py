@@ -18,7 +18,6 @@ class ResidualBlock(nn.Module):
         self.fc2 = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Adds the residual branch to its input."""
         return x + self.fc2(functional.relu(self.fc1(self.norm(x))))
 
 
@@ -33,7 +32,6 @@ class ResidualMlp(nn.Module):
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns class logits."""
         return self.head(self.blocks(self.stem(x.flatten(1))))
 
 
