@@ -1,24 +1,24 @@
-"""Dimensions of tensors as products of atoms, which operators find to be equal or split.
+"""Dimensions of tensors as products of atoms, which calls of operators find to be equal, split or whole.
 
 A dimension of length 1152 may turn out to be 3 x 6 x 64: queries, keys and values, heads, channels of a head. An atom
 that is split or held whole is so in every tensor in which it occurs.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 OBVIOUS = ""  # the reason to hold whole what nobody would narrow: pixels, tokens, kernels
 
 
+@dataclass(eq=False, slots=True)
 class Atom:
     """A factor of the length of dimensions."""
 
-    __slots__ = ("parts", "size", "whole")
-
-    def __init__(self, size: int, whole: str | None = None) -> None:
-        self.size = size
-        self.whole = whole  # why it can never be narrowed; None if it may be
-        self.parts: tuple[Atom, ...] = ()  # its factors, outermost first; a single one: the atom that it is equal to
+    size: int
+    whole: str | None = None  # why it can never be narrowed; None if it may be
+    parts: "tuple[Atom, ...]" = ()  # its factors, outermost first; a single one: the atom that it is equal to
 
 
 # Atoms, outermost first; their product is the length. A dimension of length 1 has none.
@@ -108,3 +108,46 @@ def reshape(dims: Dims, shape: Sequence[int]) -> Dims:
 def _split(atom: Atom, outer: int) -> Dim:
     atom.parts = (Atom(outer, atom.whole), Atom(atom.size // outer, atom.whole))
     return atom.parts
+
+
+class Value(tuple[Dim, ...]):
+    """The dimensions of a tensor that a model computes."""
+
+    learned = False  # whether it is made of parameters only, without the input
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an operator in a traced model, as the rules see it."""
+
+    name: str  # without overload: aten.linear
+    where: str  # path of the module that calls it
+    arguments: dict[str, Any]  # by the names of the operator's schema; a tensor is a Value
+    shapes: tuple[tuple[int, ...], ...]  # of its results
+
+    def __getitem__(self, argument: str) -> Any:
+        return self.arguments.get(argument)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the first result."""
+        return self.shapes[0]
+
+    @property
+    def values(self) -> list[Value]:
+        """All tensors among the arguments."""
+        lists = [given if isinstance(given, list) else [given] for given in self.arguments.values()]
+        return [value for given in lists for value in given if isinstance(value, Value)]
+
+    def hold(self, *dims: Dim, what: str = "depends on its positions") -> None:
+        """Holds dimensions whole because of this call."""
+        hold(*dims, reason=f"{self.name} in {self.where} {what}")
+
+
+Rule = Callable[[Call], Dims | list[Dims]]  # the dimensions of the result, or of each result
+
+
+def opaque(call: Call) -> list[Dims]:
+    """An operator without a rule: everything that it touches is held whole, which is always safe."""
+    call.hold(*(dim for value in call.values for dim in value), what="has no rule")
+    return [news(shape, OBVIOUS) for shape in call.shapes]
