@@ -106,6 +106,11 @@ def try_out(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs, Any]
             return copied, batch, call(copied, batch)
 
 
+def first_line(problem: BaseException) -> str:
+    """The first line of an exception's message."""
+    return next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
+
+
 def shapes_of(inputs: Inputs) -> object:
     """The shape of each tensor of the inputs, for messages."""
     return map_inputs(lambda x: tuple(x.shape), inputs)

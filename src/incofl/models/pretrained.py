@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from incofl.errors import ConfigError
 from incofl.layout import Layout
-from incofl.models.model import Model
+from incofl.models.model import Model, first_line
 from incofl.models.vit import VisionTransformer
 from incofl.tensors import Tensors, all_finite, clone
 
@@ -76,7 +76,7 @@ def download(name: str) -> Path:
     try:
         return Path(hf_hub_download(name, FILE))
     except Exception as problem:  # of the network, the server, the name or the disk: many types
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+        reason = first_line(problem)
         raise ConfigError(f"model.pretrained: cannot get {name!r} from the Hub ({reason}){by_hand}") from None
 
 

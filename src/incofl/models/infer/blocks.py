@@ -1,5 +1,6 @@
 """Repeated blocks of a model, and which of their weights InCo mixes."""
 
+import copy
 import itertools
 from collections.abc import Iterator
 
@@ -11,7 +12,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from incofl.inputs import Inputs, call
 from incofl.layout import Layout
 from incofl.models.infer.trace import paths
-from incofl.models.infer.trial import problem_with, without
+from incofl.models.infer.trial import problem_with
+from incofl.split.submodel import Skip
 
 Stage = tuple[str, ...]
 
@@ -39,8 +41,10 @@ def find_stages(module: nn.Module, example: Inputs, graph: Graph) -> tuple[Stage
                 divided[-1] += (block,)
             else:
                 divided.append((block,))
-        later = [block for stage in divided for block in stage[1:]]
-        return [] if later and problem_with(without(module, later), example, shape) is not None else divided
+        without = copy.deepcopy(module)
+        for block in (block for stage in divided for block in stage[1:]):
+            without.set_submodule(block, Skip())
+        return divided if problem_with(without, example, shape) is None else []
 
     def look(parent: nn.Module, path: str) -> None:
         """Takes the runs among the children that can be divided into stages, and looks into all other children."""

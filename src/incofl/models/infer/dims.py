@@ -26,12 +26,12 @@ Dim = tuple[Atom, ...]
 Dims = tuple[Dim, ...]
 
 
-def new(size: int, whole: str | None = None) -> Dim:
+def new(size: int, whole: str | None = OBVIOUS) -> Dim:
     """A dimension of which only the length is known."""
     return () if size == 1 else (Atom(size, whole),)
 
 
-def news(shape: Iterable[int], whole: str | None = None) -> Dims:
+def news(shape: Iterable[int], whole: str | None = OBVIOUS) -> Dims:
     """Dimensions of which only the lengths are known."""
     return tuple(new(size, whole) for size in shape)
 
@@ -100,7 +100,7 @@ def reshape(dims: Dims, shape: Sequence[int]) -> Dims:
                 rest.extend(_split(atom, size)[::-1])
             else:
                 hold(*dims, reason=f"a view to {list(shape)} does not keep its units together")
-                return news(shape, OBVIOUS)
+                return news(shape)
         result.append(tuple(taken))
     return tuple(result)
 
@@ -150,4 +150,4 @@ Rule = Callable[[Call], Dims | list[Dims]]  # the dimensions of the result, or o
 def opaque(call: Call) -> list[Dims]:
     """An operator without a rule: everything that it touches is held whole, which is always safe."""
     call.hold(*(dim for value in call.values for dim in value), what="has no rule")
-    return [news(shape, OBVIOUS) for shape in call.shapes]
+    return [news(shape) for shape in call.shapes]

@@ -6,7 +6,6 @@ import torch
 
 from incofl.models.infer import views
 from incofl.models.infer.dims import (
-    OBVIOUS,
     Call,
     Dim,
     Dims,
@@ -111,13 +110,13 @@ def convolution(call: Call) -> Dims:
         unify(channels, inputs)
     elif not transposed and length(inputs) == 1:
         each = length(outputs) // groups  # filters per channel, next to each other
-        unify((*channels, *new(each, OBVIOUS)), outputs)
+        unify((*channels, *new(each)), outputs)
     else:
         call.hold(channels, *weight, what="has groups")
-        outputs = new(call.shape[-1 - spatial], OBVIOUS)
+        outputs = new(call.shape[-1 - spatial])
     if call["bias"] is not None:
         unify(call["bias"][0], outputs)
-    return (*x[: -1 - spatial], outputs, *news(call.shape[-spatial:], OBVIOUS))
+    return (*x[: -1 - spatial], outputs, *news(call.shape[-spatial:]))
 
 
 def pooling(call: Call) -> list[Dims]:
@@ -125,7 +124,7 @@ def pooling(call: Call) -> list[Dims]:
     spatial = int(next(letter for letter in call.name if letter.isdigit()))
     x = call.values[0]
     call.hold(*x[-spatial:])
-    return [(*x[:-spatial], *news(shape[-spatial:], OBVIOUS)) for shape in call.shapes]
+    return [(*x[:-spatial], *news(shape[-spatial:])) for shape in call.shapes]
 
 
 def channel_norm(call: Call) -> Dims:
@@ -181,21 +180,21 @@ def recurrent(call: Call) -> Dims | list[Dims]:
     per_layer = (4 if call["has_biases"] else 2) * ways
     inputs = x[-1]
     for at, value in enumerate(call["params"]):
-        unify(value[0], (*new(gates, OBVIOUS), *hidden))
+        unify(value[0], (*new(gates), *hidden))
         if len(value) == 2:
             if at and at % per_layer == 0:
-                inputs = (*new(ways, OBVIOUS), *hidden)
+                inputs = (*new(ways), *hidden)
             unify(value[1], inputs if at % (per_layer // ways) == 0 else hidden)
     for state in states:
         hold(state[0], state[1])
         unify(state[-1], hidden)
-    output = (*x[:-1], (*new(ways, OBVIOUS), *hidden))
+    output = (*x[:-1], (*new(ways), *hidden))
     return [output, *states]
 
 
 def made(call: Call) -> Dims:
     """A tensor of one number: its lengths may follow those of the model, which a trial shows."""
-    return news(call.shape)
+    return news(call.shape, None)
 
 
 def triangle(call: Call) -> Dims:

@@ -17,6 +17,7 @@ from incofl.errors import LayoutError
 from incofl.inputs import Inputs
 from incofl.models.infer.dims import OBVIOUS, Call, Value, hold, length, news, opaque
 from incofl.models.infer.operators import find_rule
+from incofl.models.model import first_line
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,8 @@ def export(module: nn.Module, example: Inputs) -> torch.export.ExportedProgram:
         with _quiet():
             return torch.export.export(module, args, kwargs, strict=False)
     except Exception as problem:
-        raise LayoutError(
-            f"layout: torch.export cannot follow {type(module).__name__} ({first_line(problem)}); write its Layout by "
-            "hand"
-        ) from problem
+        words = f"torch.export cannot follow {type(module).__name__} ({first_line(problem)})"
+        raise LayoutError(f"layout: {words}; write its Layout by hand") from problem
 
 
 @contextlib.contextmanager
@@ -78,10 +77,8 @@ def trace(module: nn.Module, example: Inputs) -> Trace:
     (output,) = program.graph.output_node().args
     output = output[0] if isinstance(output, list | tuple) and len(output) == 1 else output
     if not isinstance(output, Node) or len(values[output]) != 1 or not values[output][0]:
-        raise LayoutError(
-            f"layout: {type(module).__name__} gives something else than one tensor, expected (batch, classes), "
-            "(batch, classes, length) or another tensor with one row for each example"
-        )
+        words = "gives something else than one tensor, expected one with a row for each example"
+        raise LayoutError(f"layout: {type(module).__name__} {words}, such as (batch, classes)")
     hold(*values[output][0])
     return Trace(program.graph, entries, values, values[output][0])
 
@@ -113,11 +110,6 @@ def _apply(node: Node, values: dict[Node, list[Value]]) -> list[Value]:
     for value in results:
         value.learned = bool(call.values) and all(source.learned for source in call.values)
     return results
-
-
-def first_line(problem: BaseException) -> str:
-    """The first line of an exception's message."""
-    return next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
 
 
 def paths(node: Node) -> list[str]:

@@ -5,7 +5,7 @@ import itertools
 
 import torch
 
-from incofl.models.infer.dims import OBVIOUS, Call, Dims, leaves, length, new, news, opaque, reshape, unify_all
+from incofl.models.infer.dims import Call, Dims, leaves, length, new, news, opaque, reshape, unify_all
 
 
 def view(call: Call) -> Dims:
@@ -25,14 +25,14 @@ def expand(call: Call) -> Dims:
     """Dimensions of length 1, and new ones in front, are repeated."""
     aligned = [()] * (len(call.shape) - len(call["self"])) + list(call["self"])
     pairs = zip(aligned, call.shape, strict=True)
-    return tuple(dim if length(dim) == size else new(size, OBVIOUS) for dim, size in pairs)
+    return tuple(dim if length(dim) == size else new(size) for dim, size in pairs)
 
 
 def repeat(call: Call) -> Dims:
     """Whole copies one after the other."""
     times = call["repeats"]
     aligned = [()] * (len(times) - len(call["self"])) + list(call["self"])
-    return tuple((*new(count, OBVIOUS), *dim) for count, dim in zip(times, aligned, strict=True))
+    return tuple((*new(count), *dim) for count, dim in zip(times, aligned, strict=True))
 
 
 def repeat_interleave(call: Call) -> Dims | list[Dims]:
@@ -40,7 +40,7 @@ def repeat_interleave(call: Call) -> Dims | list[Dims]:
     dims, at = list(call["self"]), call["dim"]
     if at is None:
         return opaque(call)
-    dims[at] = (*dims[at], *new(call["repeats"], OBVIOUS))
+    dims[at] = (*dims[at], *new(call["repeats"]))
     return tuple(dims)
 
 
@@ -57,7 +57,7 @@ def resize(call: Call) -> Dims:
     for at, size in enumerate(call.shape):
         if length(dims[at]) != size:
             call.hold(dims[at])
-            dims[at] = new(size, OBVIOUS)
+            dims[at] = new(size)
     return tuple(dims)
 
 
@@ -72,7 +72,7 @@ def pieces(call: Call) -> list[Dims]:
         along = [inner] * len(sizes)
     else:
         call.hold(dims[at])
-        along = [new(size, OBVIOUS) for size in sizes]
+        along = [new(size) for size in sizes]
     return [(*dims[:at], dim, *dims[at + 1 :]) for dim in along]
 
 
@@ -90,10 +90,10 @@ def joint(call: Call) -> Dims:
         unify_all(one, other)
     along = [leaves(atom for dim in dims[at:after] for atom in dim) for dims in call["tensors"]]
     if along[0] and all(dim == along[0] for dim in along):
-        joined = (*new(len(along), OBVIOUS), *along[0])
+        joined = (*new(len(along)), *along[0])
     else:
         call.hold(*along, what="puts unlike widths side by side")
-        joined = new(call.shape[at], OBVIOUS)
+        joined = new(call.shape[at])
     return (*others[0][:at], joined, *others[0][at:])
 
 
@@ -104,4 +104,4 @@ def lookup(call: Call) -> Dims:
     others = [dim for number, dim in enumerate(call["self"]) if number not in at]
     rank = len(call.shape) - len(others)
     first = at[0] if at[-1] - at[0] == len(at) - 1 else 0  # as in torch and numpy
-    return (*others[:first], *news(call.shape[first : first + rank], OBVIOUS), *others[first:])
+    return (*others[:first], *news(call.shape[first : first + rank]), *others[first:])
