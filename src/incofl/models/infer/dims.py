@@ -77,10 +77,14 @@ def unify(a: Dim, b: Dim) -> None:
             return
 
 
-def unify_all(a: Dims, b: Dims) -> None:
-    """Makes dimensions the same, pair by pair."""
-    for one, other in zip(a, b, strict=True):
-        unify(one, other)
+def spread(rank: int, *tensors: Dims) -> Dims:
+    """The dimensions of tensors that are broadcast, from the last; those of length 1 take the others' length."""
+    result: list[Dim] = [()] * rank
+    for dims in tensors:
+        for at in range(-len(dims), 0):
+            unify(dims[at], result[at])
+            result[at] = result[at] or dims[at]
+    return tuple(result)
 
 
 def reshape(dims: Dims, shape: Sequence[int]) -> Dims:
@@ -144,10 +148,4 @@ class Call:
         hold(*dims, reason=f"{self.name} in {self.where} {what}")
 
 
-Rule = Callable[[Call], Dims | list[Dims]]  # the dimensions of the result, or of each result
-
-
-def opaque(call: Call) -> list[Dims]:
-    """An operator without a rule: everything that it touches is held whole, which is always safe."""
-    call.hold(*(dim for value in call.values for dim in value), what="has no rule")
-    return [news(shape) for shape in call.shapes]
+Rule = Callable[[Call], Dims | list[Dims] | None]  # dimensions of the result, or of each; None: it cannot say

@@ -1,35 +1,19 @@
 """Rules of operators that compute: which dimensions they find to be equal, and which they hold whole."""
 
+import re
 from collections.abc import Sequence
 
 import torch
 
 from incofl.models.infer import views
-from incofl.models.infer.dims import (
-    Call,
-    Dim,
-    Dims,
-    Rule,
-    Value,
-    hold,
-    length,
-    new,
-    news,
-    opaque,
-    reshape,
-    unify,
-    unify_all,
-)
+from incofl.models.infer.dims import Call, Dim, Dims, Rule, Value, hold, length, new, news, reshape, spread, unify
 
 HEAD = "the scale of an attention depends on it"
 
 
 def elementwise(call: Call) -> Dims:
     """Any number of tensors, broadcast."""
-    dims: list[Dim] = [()] * len(call.shape)
-    for value in call.values:
-        _spread(value, dims)
-    return tuple(dims)
+    return spread(len(call.shape), *call.values)
 
 
 def same(call: Call) -> Dims:
@@ -63,20 +47,19 @@ def contract(call: Call, equation: str, factors: Sequence[Value], *added: Value)
     """
     left, _, right = equation.partition("->")
     letters: dict[str, Dim] = {}
-    batch: list[Dim] = [()] * (len(call.shape) - len(right.replace("...", "")))
+    batches: list[Dims] = []
     for word, value in zip(left.split(","), factors, strict=True):
         head, _, tail = word.partition("...")
         end = len(value) - len(tail)
         for letter, dim in zip(head + tail, value[: len(head)] + value[end:], strict=True):
             unify(letters.setdefault(letter, dim), dim)
-        _spread(value[len(head) : end], batch)
+        batches.append(value[len(head) : end])
     if sum(not value.learned for value in factors) > 1:
         hold(*(dim for letter, dim in letters.items() if letter not in right), reason=HEAD)
     head, _, tail = right.partition("...")
-    dims = [*(letters[letter] for letter in head), *batch, *(letters[letter] for letter in tail)]
-    for value in added:
-        _spread(value, dims)
-    return tuple(dims)
+    first, last = ([letters[letter] for letter in part] for part in (head, tail))
+    batch = spread(len(call.shape) - len(first) - len(last), *batches)
+    return spread(len(call.shape), (*first, *batch, *last), *added)
 
 
 def linear(call: Call) -> Dims:
@@ -92,10 +75,10 @@ def product(call: Call) -> Dims:
     return contract(call, f"{'...' if i else ''}{i}j,{'...' if k else ''}j{k}->...{i}{k}", [a, b], *added)
 
 
-def einsum(call: Call) -> Dims | list[Dims]:
+def einsum(call: Call) -> Dims | None:
     """By its equation."""
     equation = call["equation"].replace(" ", "")
-    return contract(call, equation, call.values) if "->" in equation else opaque(call)
+    return contract(call, equation, call.values) if "->" in equation else None
 
 
 def convolution(call: Call) -> Dims:
@@ -155,27 +138,26 @@ def attention(call: Call) -> Dims:
     q, k, v, *mask = call.values
     hold(q[-1], k[-1], v[-1], reason=HEAD)
     unify(q[-1], k[-1])
-    unify_all(k[:-1], v[:-1])
+    spread(len(k) - 1, k[:-1], v[:-1])
     for a, b in zip(q[:-2], k[:-2], strict=True):
         if (many := length(a)) != (few := length(b)):  # heads that share keys and values
             a, shared = reshape((a,), (few, many // few))
             call.hold(shared, what="shares keys between heads")
         unify(a, b)
-    for value in mask:
-        _spread(value, [*q[:-1], k[-2]])
+    spread(len(q), (*q[:-1], k[-2]), *mask)
     return (*q[:-1], v[-1])
 
 
-def recurrent(call: Call) -> Dims | list[Dims]:
+def recurrent(call: Call) -> list[Dims] | None:
     """LSTM, GRU and plain layers: gates are copies of the hidden state, which all layers share."""
     if "params" not in call.arguments or call["data"] is not None:  # packed sequences
-        return opaque(call)
+        return None
     gates = {"aten.lstm": 4, "aten.gru": 3}.get(call.name, 1)
     x, states = call["input"], call["hx"]
     states = states if isinstance(states, list) else [states]
     hidden = states[0][-1]
     if any(length(state[-1]) != length(hidden) for state in states):
-        return opaque(call)  # a projected state
+        return None  # a projected state
     ways = 2 if call["bidirectional"] else 1
     per_layer = (4 if call["has_biases"] else 2) * ways
     inputs = x[-1]
@@ -203,21 +185,12 @@ def triangle(call: Call) -> Dims:
     return call["self"]
 
 
-def find_rule(target: torch._ops.OpOverload) -> Rule:
-    """The rule of an operator; ``opaque`` if it has none."""
-    name = target._schema.name.replace("::", ".")
-    if (rule := RULES.get(name) or RULES.get(name.removesuffix("_"))) is not None:
-        return rule
+def find_rule(target: torch._ops.OpOverload) -> Rule | None:
+    """The rule of an operator, by its name without dimensions and the mark of an operator that works in place."""
+    name = re.sub(r"([123]d)?_?$", "", target._schema.name.removeprefix("aten::"))
     packet = target.overloadpacket
     tags = [tag for overload in packet.overloads() for tag in getattr(packet, overload).tags]
-    return elementwise if torch.Tag.pointwise in tags else opaque
-
-
-def _spread(dims: Dims, over: list[Dim]) -> None:
-    """Broadcasts dimensions over others, from the last; those of length 1 take the others' length."""
-    for at in range(-len(dims), 0):
-        unify(dims[at], over[at])
-        over[at] = over[at] or dims[at]
+    return RULES.get(name) or (elementwise if torch.Tag.pointwise in tags else None)
 
 
 NAMES: dict[Rule, str] = {
@@ -234,16 +207,14 @@ NAMES: dict[Rule, str] = {
     views.lookup: "index",
     elementwise: "layer_norm rms_norm",
     same: "dropout alpha_dropout feature_dropout contiguous clone to type_as detach alias _to_copy lift_fresh "
-    "lift_fresh_copy float double zeros_like ones_like empty_like full_like rand_like randn_like dropout_ silu gelu "
-    "celu rrelu",
+    "lift_fresh_copy float double zeros_like ones_like empty_like full_like rand_like randn_like silu gelu celu "
+    "rrelu",
     ordered: "softmax log_softmax _softmax cumsum cumprod logcumsumexp softmin flip roll",
     reduction: "mean sum amax amin max min var std norm linalg_vector_norm logsumexp argmax argmin any all prod",
     linear: "linear",
-    convolution: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
-    pooling: "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
-    "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_linear1d "
-    "upsample_bicubic2d upsample_trilinear3d",
+    convolution: "conv conv_transpose",
+    pooling: "max_pool avg_pool adaptive_avg_pool adaptive_max_pool upsample_nearest upsample_linear upsample_bilinear "
+    "upsample_bicubic upsample_trilinear",
     channel_norm: "batch_norm instance_norm prelu",
     group_norm: "group_norm",
     embedding: "embedding",
@@ -254,4 +225,4 @@ NAMES: dict[Rule, str] = {
     made: "zeros ones full empty new_zeros new_ones new_full new_empty",
     triangle: "tril triu",
 }
-RULES = {f"aten.{name}": rule for rule, names in NAMES.items() for name in names.split()}
+RULES = {name: rule for rule, names in NAMES.items() for name in names.split()}

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from incofl.errors import LayoutError
 from incofl.inputs import Inputs
-from incofl.models.infer.dims import OBVIOUS, Call, Value, hold, length, news, opaque
+from incofl.models.infer.dims import OBVIOUS, Call, Value, hold, length, news
 from incofl.models.infer.operators import find_rule
 from incofl.models.model import first_line
 
@@ -102,10 +102,13 @@ def _apply(node: Node, values: dict[Node, list[Value]]) -> list[Value]:
     call = Call(schema.name.replace("::", "."), where(node), arguments, shapes_of(node))
     if not call.shapes:  # an assertion
         return []
-    found = find_rule(node.target)(call)
-    many = found if isinstance(found, list) else [found]
-    if any(shape != tuple(map(length, dims)) for shape, dims in zip(call.shapes, many, strict=False)):
-        many = opaque(call)  # the rule is for another overload, such as the largest element instead of the larger one
+    rule = find_rule(node.target)
+    found = rule(call) if rule is not None else None
+    many = found if isinstance(found, list) else [found or ()]
+    if found is None or any(shape != tuple(map(length, dims)) for shape, dims in zip(call.shapes, many, strict=False)):
+        # No rule, or one for another overload. To hold everything that the operator touches whole is always safe.
+        call.hold(*(dim for value in call.values for dim in value), what="has no rule")
+        many = [news(shape) for shape in call.shapes]
     results = [Value(dims) for dims in many]
     for value in results:
         value.learned = bool(call.values) and all(source.learned for source in call.values)

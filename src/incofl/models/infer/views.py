@@ -1,11 +1,10 @@
 """Rules of operators that move elements: views, permutations, pieces and joints."""
 
 import dataclasses
-import itertools
 
 import torch
 
-from incofl.models.infer.dims import Call, Dims, leaves, length, new, news, opaque, reshape, unify_all
+from incofl.models.infer.dims import Call, Dims, leaves, length, new, news, reshape, spread
 
 
 def view(call: Call) -> Dims:
@@ -35,11 +34,11 @@ def repeat(call: Call) -> Dims:
     return tuple((*new(count), *dim) for count, dim in zip(times, aligned, strict=True))
 
 
-def repeat_interleave(call: Call) -> Dims | list[Dims]:
+def repeat_interleave(call: Call) -> Dims | None:
     """Copies of each position next to it."""
     dims, at = list(call["self"]), call["dim"]
     if at is None:
-        return opaque(call)
+        return None
     dims[at] = (*dims[at], *new(call["repeats"]))
     return tuple(dims)
 
@@ -85,16 +84,14 @@ def joint(call: Call) -> Dims:
     """Tensors one after the other, copies of an axis if all are of the same one; or along a new dimension."""
     at = (call["dim"] or 0) % len(call.shape)
     after = at if call.name == "aten.stack" else at + 1
-    others = [(*dims[:at], *dims[after:]) for dims in call["tensors"]]
-    for one, other in itertools.pairwise(others):
-        unify_all(one, other)
+    others = spread(len(call.shape) - 1, *((*dims[:at], *dims[after:]) for dims in call["tensors"]))
     along = [leaves(atom for dim in dims[at:after] for atom in dim) for dims in call["tensors"]]
     if along[0] and all(dim == along[0] for dim in along):
         joined = (*new(len(along)), *along[0])
     else:
         call.hold(*along, what="puts unlike widths side by side")
         joined = new(call.shape[at])
-    return (*others[0][:at], joined, *others[0][at:])
+    return (*others[:at], joined, *others[at:])
 
 
 def lookup(call: Call) -> Dims:
