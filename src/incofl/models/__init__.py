@@ -14,10 +14,9 @@ from incofl.errors import ConfigError, nearest
 from incofl.layout import Layout
 from incofl.models.custom import SIZES, Factory, as_pair, make_custom, use_module
 from incofl.models.model import Extend, Model, ModelOptions, as_model
-from incofl.models.resnet import DEPTHS, ResNet, resnet_layout
-from incofl.models.text import StackedLstm, TextTransformer, lstm_layout, text_transformer_layout
-from incofl.models.tiny import ResidualMlp, mlp_layout
-from incofl.models.vit import VisionTransformer, check_sizes, default_patch, vit_layout
+from incofl.models.resnet import DEPTHS, ResNet
+from incofl.models.stacks import ResidualMlp, StackedLstm, TextTransformer
+from incofl.models.vit import VisionTransformer, check_sizes, default_patch
 
 __all__ = ["MODELS", "Extend", "Family", "Model", "ModelOptions", "as_model", "find_family", "make_model"]
 
@@ -29,7 +28,7 @@ class Family:
     """A line of the table."""
 
     summary: str  # for ``incofl list models``
-    build: Callable[..., Made]  # from options and the default sizes
+    build: Callable[..., Any]  # makes a module with a method ``layout``, or a module and its layout
     sizes: Mapping[str, Any] = field(default_factory=dict)  # more arguments of it; a config can set some
     input: Literal["images", "texts", "any"] = "images"
     split: Literal["stage", "layer"] | None = "stage"  # default depth splitting; None: follows from the layout
@@ -40,43 +39,38 @@ class Family:
 
     def make(self, options: ModelOptions) -> Made:
         """A new module with random weights, and its layout."""
-        return self.build(options, **{key: getattr(options, key, None) or size for key, size in self.sizes.items()})
+        sizes = {key: getattr(options, key, None) or size for key, size in self.sizes.items()}
+        made = self.build(options, **sizes)
+        return made if isinstance(made, tuple) else (made, made.layout())
 
 
-def _resnet(options: ModelOptions, blocks: tuple[int, ...]) -> Made:
-    model = ResNet(blocks, options.width, options.shape[0], options.classes, options.stem)
-    return model, resnet_layout(model)
+def _resnet(options: ModelOptions, blocks: tuple[int, ...], tiny: bool = False) -> ResNet:
+    if tiny:
+        options = dataclasses.replace(options, width=options.width / 8, stem="small")
+    return ResNet(blocks, options.width, options.shape[0], options.classes, options.stem)
 
 
-def _tiny_resnet(options: ModelOptions) -> Made:
-    return _resnet(dataclasses.replace(options, width=options.width / 8, stem="small"), (2, 2))
+def _tiny_mlp(options: ModelOptions) -> ResidualMlp:
+    return ResidualMlp(6, options.width, math.prod(options.shape), options.classes)
 
 
-def _tiny_mlp(options: ModelOptions) -> Made:
-    model = ResidualMlp(6, options.width, math.prod(options.shape), options.classes)
-    return model, mlp_layout(model)
-
-
-def _vit(options: ModelOptions, depth: int, dim: int, heads: int, patch: int | None) -> Made:
+def _vit(options: ModelOptions, depth: int, dim: int, heads: int, patch: int | None) -> VisionTransformer:
     patch = patch or default_patch(options.shape)
     check_sizes(options.shape, patch, dim, heads)
     head_dim, heads = dim // heads, math.ceil(options.width * heads)
-    model = VisionTransformer(options.shape, options.classes, patch, heads * head_dim, depth, heads)
-    return model, vit_layout(model)
+    return VisionTransformer(options.shape, options.classes, patch, heads * head_dim, depth, heads)
 
 
-def _lstm(options: ModelOptions, depth: int, dim: int) -> Made:
+def _lstm(options: ModelOptions, depth: int, dim: int) -> StackedLstm:
     width = math.ceil(options.width * dim)
-    model = StackedLstm(depth, width, options.vocabulary, options.classes, options.sequence)
-    return model, lstm_layout(model)
+    return StackedLstm(depth, width, options.vocabulary, options.classes, options.sequence)
 
 
-def _text_transformer(options: ModelOptions, depth: int, dim: int, heads: int) -> Made:
+def _text_transformer(options: ModelOptions, depth: int, dim: int, heads: int) -> TextTransformer:
     width, (length,) = math.ceil(options.width * dim), options.shape
     if width % heads:
         raise ConfigError(f"model.heads: got {heads}, expected a divisor of the model's width, {width}")
-    model = TextTransformer(depth, width, heads, options.vocabulary, length, options.classes, options.sequence)
-    return model, text_transformer_layout(model)
+    return TextTransformer(depth, width, heads, options.vocabulary, length, options.classes, options.sequence)
 
 
 _VIT = Family("for tests", _vit, {"depth": 4, "dim": 32, "heads": 4, "patch": None}, split="layer", levels=3)
@@ -94,7 +88,7 @@ MODELS: dict[str, Family] = {
 } | {
     "vit-s": _larger(_VIT, "ViT-S of 12 blocks, images shown at 224x224", side=224, depth=12, dim=384, heads=6),
     "vit-tiny": _larger(_VIT, "ViT-Ti of 12 blocks, images as they are", depth=12, dim=192, heads=3),
-    "tiny-resnet": Family("for tests", _tiny_resnet, scaled=True),
+    "tiny-resnet": Family("for tests", _resnet, {"blocks": (2, 2), "tiny": True}, scaled=True),
     "tiny-mlp": Family("for tests", _tiny_mlp, scaled=True),
     "tiny-vit": _VIT,
     "lstm": _larger(_LSTM, "4 stacked LSTM layers", levels=4, depth=4, dim=128),

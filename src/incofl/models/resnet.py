@@ -103,7 +103,7 @@ class ResNet(nn.Module):
         channels = [width for width, blocks in zip(self.widths, self.depth, strict=True) for _ in range(blocks)]
         heads = [ExitHead(channels[at - 1], self.fc.out_features, convolutions) for at in positions[:-1]]
         self.exits, self.exit_positions = nn.ModuleList(heads), positions
-        return resnet_layout(self)
+        return self.layout()
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         heads = zip(self.exit_positions or (sum(self.depth),), (*self.exits, self.fc), strict=True)
@@ -117,49 +117,47 @@ class ResNet(nn.Module):
                 logits.append(head(x if isinstance(head, ExitHead) else x.mean((2, 3))))
         return logits if self.training and self.exit_positions else logits[-1]
 
+    def layout(self) -> Layout:
+        """Axes: a residual stream per stage (the stem belongs to stage 1) and an inner width per block.
+
+        The shallow counterpart of every convolution of the later blocks is the second convolution of the first block,
+        as in the paper's released code (it is the first of that shape in stages 2 to 4).
+        """
+        classes = Axis("classes", self.fc.out_features, fixed=True)
+        stream = Axis("layer1", self.conv1.out_channels)
+        layers: dict[str, Axes] = {"conv1": (stream, None), "bn1": (stream,)}
+        shallow: dict[str, str] = {}
+        stages: list[list[str]] = []
+        streams: list[Axis] = []  # after each block
+        for number, stage in enumerate(self.stages, start=1):
+            below, stream = stream, Axis(f"layer{number}", self.widths[number - 1])
+            blocks = [f"layer{number}.{b}" for b in range(len(stage))]
+            for b, block in enumerate(blocks):
+                inner = Axis(f"{block}.inner", stream.size)
+                layers |= {f"{block}.conv1": (inner, stream if b else below), f"{block}.bn1": (inner,)}
+                layers |= {f"{block}.conv2": (stream, inner), f"{block}.bn2": (stream,)}
+                if stage[b].downsample is not None:
+                    layers |= {f"{block}.downsample.0": (stream, below), f"{block}.downsample.1": (stream,)}
+                if b > 0:
+                    shallow |= {f"{block}.{conv}.weight": f"{blocks[0]}.conv2.weight" for conv in ("conv1", "conv2")}
+                streams.append(stream)
+            stages.append(blocks)
+        layers["fc"] = (classes, stream)
+        exits: dict[str, int] = {}
+        for number, head in enumerate(self.exits):
+            assert isinstance(head, ExitHead)
+            name, position = f"exits.{number}", self.exit_positions[number]
+            exits[name], outputs = position, streams[position - 1]
+            for layer in range(0, len(head.convs), 3):
+                inputs, outputs = outputs, Axis(f"{name}.{layer}", outputs.size)
+                layers |= {f"{name}.convs.{layer}": (outputs, inputs), f"{name}.convs.{layer + 1}": (outputs,)}
+            layers[f"{name}.fc"] = (classes, outputs)
+        if self.exit_positions:
+            exits["fc"] = self.exit_positions[-1]
+        return Layout.of(self, layers, stages, shallow, exits)
+
 
 def _initialise(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-
-def resnet_layout(model: ResNet) -> Layout:
-    """Axes: a residual stream per stage (the stem belongs to stage 1) and an inner width per block.
-
-    The shallow counterpart of every convolution of the later blocks is the second convolution of the first block, as
-    in the paper's released code (it is the first of that shape in stages 2 to 4).
-    """
-    image = Axis("image", model.conv1.in_channels, fixed=True)
-    classes = Axis("classes", model.fc.out_features, fixed=True)
-    stream = Axis("layer1", model.conv1.out_channels)
-    layers: dict[str, Axes] = {"conv1": (stream, image), "bn1": (stream,)}
-    shallow: dict[str, str] = {}
-    stages: list[list[str]] = []
-    streams: list[Axis] = []  # after each block
-    for number, stage in enumerate(model.stages, start=1):
-        below, stream = stream, Axis(f"layer{number}", model.widths[number - 1])
-        blocks = [f"layer{number}.{b}" for b in range(len(stage))]
-        for b, block in enumerate(blocks):
-            inner = Axis(f"{block}.inner", stream.size)
-            layers |= {f"{block}.conv1": (inner, stream if b else below), f"{block}.bn1": (inner,)}
-            layers |= {f"{block}.conv2": (stream, inner), f"{block}.bn2": (stream,)}
-            if stage[b].downsample is not None:
-                layers |= {f"{block}.downsample.0": (stream, below), f"{block}.downsample.1": (stream,)}
-            if b > 0:
-                shallow |= {f"{block}.{conv}.weight": f"{blocks[0]}.conv2.weight" for conv in ("conv1", "conv2")}
-            streams.append(stream)
-        stages.append(blocks)
-    layers["fc"] = (classes, stream)
-    exits: dict[str, int] = {}
-    for number, head in enumerate(model.exits):
-        assert isinstance(head, ExitHead)
-        name, position = f"exits.{number}", model.exit_positions[number]
-        exits[name], outputs = position, streams[position - 1]
-        for layer in range(0, len(head.convs), 3):
-            inputs, outputs = outputs, Axis(f"{name}.{layer}", outputs.size)
-            layers |= {f"{name}.convs.{layer}": (outputs, inputs), f"{name}.convs.{layer + 1}": (outputs,)}
-        layers[f"{name}.fc"] = (classes, outputs)
-    if model.exit_positions:
-        exits["fc"] = model.exit_positions[-1]
-    return Layout.of(model, layers, stages, shallow, exits)

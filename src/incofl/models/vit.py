@@ -15,6 +15,7 @@ from incofl.layout import Axes, Axis, Layout
 
 MLP_RATIO = 4  # hidden channels of a perceptron for each channel of the stream
 NORM_EPS = 1e-6  # timm's
+Shape = tuple[int, ...]
 
 
 class Attention(nn.Module):
@@ -83,14 +84,15 @@ class VisionTransformer(nn.Module):
 
     def __init__(
         self,
-        shape: tuple[int, ...] = (3, 224, 224),
-        classes: int = 10,
-        patch: int = 16,
-        dim: int = 384,
-        depth: int = 12,
-        heads: int = 6,
-        head_dim: int | None = None,
-        hidden: int | None = None,
+        shape: Shape,
+        classes: int,
+        patch: int,
+        dim: int,
+        depth: int,
+        heads: int,
+        *,
+        head_dim: int = 0,
+        hidden: int = 0,
     ) -> None:
         super().__init__()
         channels, height, width = shape
@@ -114,14 +116,21 @@ class VisionTransformer(nn.Module):
         stream = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], dim=1) + self.pos_embed
         return self.head(self.norm(self.blocks(stream))[:, 0])
 
+    def layout(self) -> Layout:
+        """One residual stream through all blocks."""
+        stream = Axis("stream", self.head.in_features)
+        token = (None, None, stream)
+        others: dict[str, Axes] = {"cls_token": token, "pos_embed": token, "patch_embed.proj": (stream, None)}
+        return transformer_layout(self, stream, others)
 
-def default_patch(shape: tuple[int, ...]) -> int:
+
+def default_patch(shape: Shape) -> int:
     """16 for large images; for small ones an eighth of their side, or what comes next below and divides it."""
     side = math.gcd(*shape[1:])
     return 16 if side >= 128 else max(patch for patch in _divisors(side) if patch <= max(1, side // 8))
 
 
-def check_sizes(shape: tuple[int, ...], patch: int, dim: int, heads: int) -> None:
+def check_sizes(shape: Shape, patch: int, dim: int, heads: int) -> None:
     """Refuses patches that do not fill an image and heads that do not share a stream."""
     if dim % heads:
         raise ConfigError(f"model.dim: got {dim}, expected a multiple of model.heads = {heads}")
@@ -133,14 +142,6 @@ def check_sizes(shape: tuple[int, ...], patch: int, dim: int, heads: int) -> Non
 
 def _divisors(side: int) -> list[int]:
     return [patch for patch in range(1, side + 1) if side % patch == 0]
-
-
-def vit_layout(model: VisionTransformer) -> Layout:
-    """One residual stream through all blocks."""
-    stream = Axis("stream", model.head.in_features)
-    token = (None, None, stream)
-    others: dict[str, Axes] = {"cls_token": token, "pos_embed": token, "patch_embed.proj": (stream, None)}
-    return transformer_layout(model, stream, others)
 
 
 def transformer_layout(model: nn.Module, stream: Axis, axes: dict[str, Axes]) -> Layout:

@@ -159,19 +159,17 @@ def recurrent(call: Call) -> list[Dims] | None:
     if any(length(state[-1]) != length(hidden) for state in states):
         return None  # a projected state
     ways = 2 if call["bidirectional"] else 1
-    per_layer = (4 if call["has_biases"] else 2) * ways
-    inputs = x[-1]
-    for at, value in enumerate(call["params"]):
+    output = (*new(ways), *hidden)
+    matrices = [value for value in call["params"] if len(value) == 2]
+    for at, (of_input, of_state) in enumerate(zip(matrices[::2], matrices[1::2], strict=True)):
+        unify(of_input[1], x[-1] if at < ways else output)
+        unify(of_state[1], hidden)
+    for value in call["params"]:
         unify(value[0], (*new(gates), *hidden))
-        if len(value) == 2:
-            if at and at % per_layer == 0:
-                inputs = (*new(ways), *hidden)
-            unify(value[1], inputs if at % (per_layer // ways) == 0 else hidden)
     for state in states:
-        hold(state[0], state[1])
+        hold(*state[:2])
         unify(state[-1], hidden)
-    output = (*x[:-1], (*new(ways), *hidden))
-    return [output, *states]
+    return [(*x[:-1], output), *states]
 
 
 def made(call: Call) -> Dims:

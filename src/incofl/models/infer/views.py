@@ -22,16 +22,14 @@ def permutation(call: Call) -> Dims:
 
 def expand(call: Call) -> Dims:
     """Dimensions of length 1, and new ones in front, are repeated."""
-    aligned = [()] * (len(call.shape) - len(call["self"])) + list(call["self"])
-    pairs = zip(aligned, call.shape, strict=True)
-    return tuple(dim if length(dim) == size else new(size) for dim, size in pairs)
+    aligned = spread(len(call.shape), call["self"])
+    return tuple(dim or new(size) for dim, size in zip(aligned, call.shape, strict=True))
 
 
 def repeat(call: Call) -> Dims:
     """Whole copies one after the other."""
-    times = call["repeats"]
-    aligned = [()] * (len(times) - len(call["self"])) + list(call["self"])
-    return tuple((*new(count), *dim) for count, dim in zip(times, aligned, strict=True))
+    aligned = spread(len(call.shape), call["self"])
+    return tuple((*new(count), *dim) for count, dim in zip(call["repeats"], aligned, strict=True))
 
 
 def repeat_interleave(call: Call) -> Dims | None:
