@@ -79,20 +79,11 @@ class PatchEmbed(nn.Module):
 class VisionTransformer(nn.Module):
     """Tokens of patches and a class token, positions added, equal blocks, a linear head on the class token.
 
-    Unless ``head_dim`` and ``hidden`` say otherwise, the heads share the stream and perceptrons are four times as wide.
+    Unless ``head_dim`` and ``mlp`` say otherwise, the heads share the stream and perceptrons are four times as wide.
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        classes: int,
-        patch: int,
-        dim: int,
-        depth: int,
-        heads: int,
-        *,
-        head_dim: int = 0,
-        hidden: int = 0,
+        self, shape: Shape, classes: int, patch: int, dim: int, depth: int, heads: int, head_dim: int = 0, mlp: int = 0
     ) -> None:
         super().__init__()
         channels, height, width = shape
@@ -100,7 +91,7 @@ class VisionTransformer(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + math.prod(self.grid), dim))
         self.patch_embed = PatchEmbed(channels, patch, dim)
-        sizes = dim, heads, head_dim or dim // heads, hidden or MLP_RATIO * dim
+        sizes = dim, heads, head_dim or dim // heads, mlp or MLP_RATIO * dim
         self.blocks = nn.Sequential(*[Block(*sizes, NORM_EPS) for _ in range(depth)])
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
         self.head = nn.Linear(dim, classes)

@@ -16,8 +16,9 @@ from torch import nn
 
 from incofl.errors import LayoutError
 from incofl.layout import Layout
-from incofl.split.slices import Index, cut
+from incofl.split.slices import Index
 from incofl.split.slices import Slice as Slice
+from incofl.split.slices import cut as cut
 from incofl.split.submodel import submodel as submodel
 
 Kind = Literal["stage", "layer", "hetero"]

@@ -60,21 +60,18 @@ def unify(a: Dim, b: Dim) -> None:
         x, y = left.pop(), right.pop()
         if x is y:
             continue
-        if x.parts or y.parts:  # split or joined since the loop began
-            left.extend(leaves([x])[::-1])
-            right.extend(leaves([y])[::-1])
-        elif x.size == y.size:
-            y.whole = x.whole if y.whole is None else y.whole
-            x.parts = (y,)
-        elif x.size % y.size == 0:
-            left.extend(_split(x, y.size)[::-1])
-            right.append(y)
-        elif y.size % x.size == 0:
-            right.extend(_split(y, x.size)[::-1])
-            left.append(x)
-        else:
-            hold([x, y, *left, *right], reason=f"lengths {length(a)} are divided in two ways that do not agree")
-            return
+        if not x.parts and not y.parts:  # neither split nor joined since the loop began
+            if x.size == y.size:
+                x.parts, y.whole = (y,), x.whole if y.whole is None else y.whole
+            elif x.size % y.size == 0:
+                _split(x, y.size)
+            elif y.size % x.size == 0:
+                _split(y, x.size)
+            else:
+                hold([x, y, *left, *right], reason=f"lengths {length(a)} are divided in two ways that do not agree")
+                return
+        left.extend(leaves([x])[::-1])
+        right.extend(leaves([y])[::-1])
 
 
 def spread(rank: int, *tensors: Dims) -> Dims:
@@ -95,7 +92,7 @@ def reshape(dims: Dims, shape: Sequence[int]) -> Dims:
         taken: list[Atom] = []
         while size > 1:
             atom = rest.pop()
-            if atom.parts:
+            if atom.parts:  # it occurs twice, and was split the first time
                 rest.extend(leaves([atom])[::-1])
             elif size % atom.size == 0:
                 taken.append(atom)
