@@ -123,9 +123,10 @@ class ResNet(nn.Module):
         The shallow counterpart of every convolution of the later blocks is the second convolution of the first block,
         as in the paper's released code (it is the first of that shape in stages 2 to 4).
         """
+        image = Axis("image", self.conv1.in_channels, fixed=True)
         classes = Axis("classes", self.fc.out_features, fixed=True)
         stream = Axis("layer1", self.conv1.out_channels)
-        layers: dict[str, Axes] = {"conv1": (stream, None), "bn1": (stream,)}
+        layers: dict[str, Axes] = {"conv1": (stream, image), "bn1": (stream,)}
         shallow: dict[str, str] = {}
         stages: list[list[str]] = []
         streams: list[Axis] = []  # after each block
