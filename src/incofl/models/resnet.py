@@ -4,8 +4,9 @@ Parameter names equal torchvision's, so its checkpoints load. The family is name
 counts two, stem and head one each; ResNet26 has blocks (3, 3, 3, 3).
 """
 
+import itertools
 import math
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -125,31 +126,25 @@ class ResNet(nn.Module):
         """
         image = Axis("image", self.conv1.in_channels, fixed=True)
         classes = Axis("classes", self.fc.out_features, fixed=True)
-        stream = Axis("layer1", self.conv1.out_channels)
-        layers: dict[str, Axes] = {"conv1": (stream, image), "bn1": (stream,)}
-        shallow: dict[str, str] = {}
-        stages: list[list[str]] = []
-        streams: list[Axis] = []  # after each block
-        for number, stage in enumerate(self.stages, start=1):
-            below, stream = stream, Axis(f"layer{number}", self.widths[number - 1])
-            blocks = [f"layer{number}.{b}" for b in range(len(stage))]
-            for b, block in enumerate(blocks):
-                inner = Axis(f"{block}.inner", stream.size)
-                layers |= {f"{block}.conv1": (inner, stream if b else below), f"{block}.bn1": (inner,)}
-                layers |= {f"{block}.conv2": (stream, inner), f"{block}.bn2": (stream,)}
-                if stage[b].downsample is not None:
-                    layers |= {f"{block}.downsample.0": (stream, below), f"{block}.downsample.1": (stream,)}
-                if b > 0:
-                    shallow |= {f"{block}.{conv}.weight": f"{blocks[0]}.conv2.weight" for conv in ("conv1", "conv2")}
-                streams.append(stream)
-            stages.append(blocks)
-        layers["fc"] = (classes, stream)
+        stages = [[f"layer{stage}.{block}" for block in range(size)] for stage, size in enumerate(self.depth, start=1)]
+        widths = zip(stages, self.widths, strict=True)
+        streams = [Axis(block.partition(".")[0], width) for blocks, width in widths for block in blocks]
+        below = streams[0]
+        layers: dict[str, Axes] = {"conv1": (below, image), "bn1": (below,)}
+        for block, stream in zip(itertools.chain(*stages), streams, strict=True):
+            inner = Axis(f"{block}.inner", stream.size)
+            layers |= {f"{block}.conv1": (inner, below), f"{block}.bn1": (inner,)}
+            layers |= {f"{block}.conv2": (stream, inner), f"{block}.bn2": (stream,)}
+            layers |= {f"{block}.downsample.0": (stream, below), f"{block}.downsample.1": (stream,)}  # if it has one
+            below = stream
+        layers["fc"] = (classes, below)
+        later = [(f"{block}.{conv}", first) for first, *rest in stages for block in rest for conv in ("conv1", "conv2")]
+        shallow = {f"{conv}.weight": f"{first}.conv2.weight" for conv, first in later}
         exits: dict[str, int] = {}
         for number, head in enumerate(self.exits):
-            assert isinstance(head, ExitHead)
             name, position = f"exits.{number}", self.exit_positions[number]
             exits[name], outputs = position, streams[position - 1]
-            for layer in range(0, len(head.convs), 3):
+            for layer in range(0, len(cast(ExitHead, head).convs), 3):
                 inputs, outputs = outputs, Axis(f"{name}.{layer}", outputs.size)
                 layers |= {f"{name}.convs.{layer}": (outputs, inputs), f"{name}.convs.{layer + 1}": (outputs,)}
             layers[f"{name}.fc"] = (classes, outputs)
