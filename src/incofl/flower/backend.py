@@ -17,18 +17,17 @@ from incofl.engine.build import build
 from incofl.engine.executor import Executor
 from incofl.engine.federation import Federation
 from incofl.engine.round import RoundStats
-from incofl.engine.run_folder import Row, RunFolder
+from incofl.engine.run_folder import RunFolder
 from incofl.engine.trace import Trace
-from incofl.errors import ConfigError, IncoflError, RunError
+from incofl.errors import ConfigError, RunError, UploadError
 from incofl.flower.executor import GridExecutor
 from incofl.flower.fleet import Fleet
 from incofl.flower.memory import MemoryLedger
 from incofl.flower.protocol import VERSION, decode_answer
 from incofl.flower.settings import Settings
-from incofl.flower.transport import CLOCKS, TRANSFER, Exchange, ask, reason_of
+from incofl.flower.transport import CLOCKS, SAVED, Exchange, ask, reason_of
 
 LOG = getLogger("flwr")  # Flower shows what is logged there to everybody who watches the run
-SAVED = "finished rounds are saved: resume=true continues"
 
 
 class FlowerBackend:
@@ -46,47 +45,37 @@ class FlowerBackend:
         self._settings.check(config)
         data = config.objects.get("data")
         self._only_nodes_have_examples = isinstance(data, Data) and not len(data.train)
-        known = [_some(0)] * config.num_clients if self._only_nodes_have_examples else None
-        known = known or folder.load_partition(config.num_clients)
+        nobody = [_some(0)] * config.num_clients
+        known = nobody if self._only_nodes_have_examples else folder.load_partition(config.num_clients)
         federation = build(config, known, begun=folder.checkpoint.exists())
         if self._only_nodes_have_examples and config.buffers == "static" and federation.model.layout.buffers:
             raise ConfigError("buffers: got 'static', expected another: the server has no examples to measure them on")
         return dataclasses.replace(federation, open=True)
 
     def memories(self, config: Config, federation: Federation, folder: Path) -> Memories:
-        """Nodes keep them; the server keeps which turn was accepted last."""
         return MemoryLedger(federation)
 
     def executor(
         self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: Memories
     ) -> Executor:
-        """Turns on nodes."""
         assert isinstance(memories, MemoryLedger)
         self._fleet = Fleet(self._nodes_file, federation.costs, federation.levels, self._settings.patience)
-        self._executor = GridExecutor(self._grid, config, federation, self._fleet, memories, self._settings, trace)
-        return self._executor
+        executor = GridExecutor(self._grid, self._settings, config, federation, self._fleet, memories, trace)
+        self.observed = executor.observed
+        return executor
 
     def gather(self, federation: Federation, round: int) -> tuple[Federation, Sequence[int] | None]:
-        """Waits for nodes, asks new ones what they can do, and returns the clients that can be reached.
-
-        Raises:
-            RunError: there are too few nodes for too long.
-        """
+        """Waits for nodes, not too long, asks new ones what they can do, and says which clients can be reached."""
         settings = self._settings
         least = max(1, settings.min_nodes or self._config.cohort_size, settings.min_replies)
         until, told = time.monotonic() + settings.wait, -1
-        question = RecordDict({"question": ConfigRecord({"version": VERSION})})
         before: set[int] = set()
         while True:
-            ids = ask(lambda: set(self._grid.get_node_ids()), max(settings.wait, TRANSFER))
+            ids = ask(lambda: set(self._grid.get_node_ids()), settings.wait)
             if ids != before:  # a node that was left out gets another chance: something has changed, or a round passed
                 self._fleet.refused.clear()
                 before = ids
-            for node in sorted(set(self._fleet.meet(ids)) - self._asked.keys()):
-                message = Message(question, node, MessageType.QUERY, ttl=settings.wait + CLOCKS)
-                asked = Exchange(self._grid, message, max(settings.wait, TRANSFER))
-                self._asked |= {node: asked} if asked.taken else {}
-            self._hear()
+            self._question(self._fleet.meet(ids))
             ready = len(self._fleet.present)
             expired = time.monotonic() > until
             wanted = self._config.num_clients if not self._begun and not expired else least
@@ -124,29 +113,24 @@ class FlowerBackend:
         LOG.warning("incofl: %s; it is repeated", problem)
         return False
 
-    def observed(self) -> Row:
-        """What the nodes measured."""
-        executor, row = self._executor, Row(nodes=self._executor.observed)
-        if (value := executor.held_out.value(executor.reports)) is not None:
-            tested = sum(report.tested for report in executor.reports)
-            LOG.info("incofl: on %d held-out examples of nodes, before they trained: %.4g", tested, value)
-            row["accuracy_on_nodes"] = value
-        return row
-
-    def _hear(self) -> None:
-        """Takes in the nodes whose answers have come."""
-        for node, question in list(self._asked.items()):
+    def _question(self, nodes: Sequence[int]) -> None:
+        """Asks nodes what they can do, and takes in those whose answers have come."""
+        question = RecordDict({"question": ConfigRecord({"version": VERSION})})
+        for node in set(nodes) - self._asked.keys():
+            message = Message(question, node, MessageType.QUERY, ttl=self._settings.wait + CLOCKS)
+            asked = Exchange(self._grid, message)
+            self._asked |= {node: asked} if asked.taken else {}
+        for node, asked in list(self._asked.items()):
             try:
-                if (reply := question.reply()) is None:
+                if (reply := asked.reply()) is None:
                     continue
                 if reply.has_content():
-                    known = self._fleet.welcome(node, decode_answer(reply.content))
-                    LOG.info("incofl: node %s is client %d, level %d", node, known.client, known.level)
+                    news = self._fleet.hear(node, decode_answer(reply.content))
                 else:  # asked again as long as it is connected
-                    LOG.warning("incofl: node %s does not answer: %s", node, reason_of(reply))
-            except IncoflError as problem:
-                self._fleet.refuse(node, str(problem))
-                LOG.warning("incofl: node %s is left out: %s", node, problem)
+                    news = f"it does not answer: {reason_of(reply)}"
+            except UploadError as problem:
+                news = self._fleet.refuse(node, str(problem))
+            LOG.info("incofl: node %s: %s", node, news)
             del self._asked[node]
 
 

@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,7 @@ from incofl.engine.run import AnyModel
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError, IncoflError
 from incofl.flower.memory import NodeMemory
-from incofl.flower.protocol import (
-    LIMITS,
-    Answer,
-    DataFacts,
-    Order,
-    decode_order,
-    encode_answer,
-    encode_problem,
-    encode_reply,
-)
+from incofl.flower.protocol import LIMITS, Answer, Order, decode_order, encode_answer, encode_problem, encode_reply
 from incofl.flower.settings import NodeConfig, read_node_config
 from incofl.method import Method
 from incofl.models import Model
@@ -61,8 +52,8 @@ def make_client_app(
         task: what ``make_server_app`` was given.
     """
     node, app = Node({"model": model, "data": data, "method": method, "task": task}), ClientApp()
-    for register, act in ((app.train, node.train), (app.query, node.introduce)):
-        register()(_safely(act))
+    app.train()(_safely(node.train))
+    app.query()(_safely(node.introduce))
     return app
 
 
@@ -72,14 +63,12 @@ def _safely(act: Callable[[RecordDict, Context], RecordDict]) -> Callable[[Messa
     def reply(message: Message, context: Context) -> Message:
         try:
             content = act(message.content, context)
-        except IncoflError as problem:
-            content = encode_problem(str(problem))
-        except (MemoryError, torch.OutOfMemoryError) as problem:
-            content = encode_problem(str(problem) or "MemoryError", "memory")
-        except RuntimeError as problem:
-            if "can't allocate memory" not in str(problem):  # torch's own words on a CPU
+        except (IncoflError, MemoryError, RuntimeError) as problem:
+            lacks_memory = isinstance(problem, MemoryError | torch.OutOfMemoryError)
+            lacks_memory |= "can't allocate memory" in str(problem)  # torch's own words on a CPU
+            if not lacks_memory and not isinstance(problem, IncoflError):
                 raise
-            content = encode_problem(str(problem), "memory")
+            content = encode_problem(str(problem) or type(problem).__name__, "memory" if lacks_memory else "")
         return Message(content, reply_to=message)
 
     return reply
@@ -91,14 +80,12 @@ class Node:
     def __init__(self, objects: dict[str, Any]) -> None:
         self._objects = {kind: value for kind, value in objects.items() if value is not None}
         self._own_data = callable(objects["data"])
-        # The last that was built, and from what.
-        self._built: tuple[tuple[Any, ...], tuple[Config, Federation, Worker]] | None = None
+        self._built: tuple[Any, Config, Federation, Worker] | None = None  # the last, after what it was built from
 
     def train(self, content: RecordDict, context: Context) -> RecordDict:
-        """A turn."""
         start, (used, _) = time.perf_counter(), _usage()
         order, state, extra, frozen = decode_order(content)
-        job, node = order.job, read_node_config(context.node_config, strict=False)
+        job, node = order.job, self._config(context)
         if order.known is not None and _said(node, job.client) != order.known:
             return self.introduce(content, context)  # it is not what it was, and this slice may be too large for it
         config, federation, worker = self._prepared(order, node, context)
@@ -124,34 +111,37 @@ class Node:
 
     def introduce(self, content: RecordDict, context: Context) -> RecordDict:
         """What this node can do."""
-        node = read_node_config(context.node_config, strict=not self._own_data)  # a function may read other keys
-        examples = len(self._data(context).train) if self._own_data else None
-        return encode_answer(dataclasses.replace(_said(node), examples=examples))
+        examples = len(self._data(context, {}).train) if self._own_data else None
+        return encode_answer(dataclasses.replace(_said(self._config(context)), examples=examples))
 
-    def _data(self, context: Context, facts: DataFacts | None = None) -> Data:
+    def _config(self, context: Context) -> NodeConfig:
+        return read_node_config(context.node_config, strict=not self._own_data)  # a function may read other keys
+
+    def _data(self, context: Context, facts: Mapping[str, Any]) -> Data:
         """The examples that only this node has, with what the server says of all; a ``Data`` keeps its name."""
-        given, known = self._objects["data"](context), {} if facts is None else facts._asdict()
+        given = self._objects["data"](context)
         if isinstance(given, Data):
-            return dataclasses.replace(given, **known | {"name": given.name})
-        return Data(given, **known)
+            return dataclasses.replace(given, **{**facts, "name": given.name})
+        return Data(given, **facts)
 
     def _prepared(self, order: Order, node: NodeConfig, context: Context) -> tuple[Config, Federation, Worker]:
         """What an order's turns are computed with: built once per process, not once per message."""
-        key = order.config, order.data, node.data_root, node.device
-        data = self._data(context, order.data) if self._own_data else None
+        key, objects = (order.config, order.data, node.data_root, node.device), self._objects
+        if self._own_data:
+            objects = objects | {"data": self._data(context, order.data)}
         if self._built is None or self._built[0] != key:
-            config = _agreed(order.config, self._objects if data is None else self._objects | {"data": data})
+            config = _agreed(order.config, objects)
             place = dataclasses.replace(config.data, root=node.data_root or config.data.root)
             engine = dataclasses.replace(config.engine, device=node.device or config.engine.device)
             config = dataclasses.replace(config, data=place, engine=engine)
             nobody = [torch.empty(0, dtype=torch.int64)] * config.num_clients
             # Initial weights are not asked for: the order brings the model.
-            federation = build(config, None if data is None else nobody, begun=True)
-            self._built = key, (config, federation, Worker(federation))
-        config, federation, worker = self._built[1]
-        if data is not None:
-            everything = [torch.arange(len(data.train))] * config.num_clients
-            federation = dataclasses.replace(federation, data=data, partition=everything)
+            federation = build(config, nobody if self._own_data else None, begun=True)
+            self._built = key, config, federation, Worker(federation)
+        _, config, federation, worker = self._built
+        if self._own_data:
+            everything = [torch.arange(len(objects["data"].train))] * config.num_clients
+            federation = dataclasses.replace(federation, data=objects["data"], partition=everything)
             worker = Worker(federation)
         return config, federation, worker
 
@@ -184,7 +174,7 @@ def _said(node: NodeConfig, client: int | None = None) -> Answer:
     """What a node's config says of it; one that names no client is the one that it is taken for."""
     limits = {key: getattr(node, key) for key in LIMITS if getattr(node, key) is not None}
     number = client if node.partition_id is None else node.partition_id
-    return Answer(number, node.level, read_limits(limits, "node-config") or None)
+    return Answer(number, node.level, **read_limits(limits, "node-config"))
 
 
 def _usage() -> tuple[float, int]:

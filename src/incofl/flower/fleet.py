@@ -8,7 +8,7 @@ number. A node that misses deadlines or runs out of memory gets a smaller one. A
 import json
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from incofl.costs import Cost, DeviceClass, assign
@@ -33,7 +33,7 @@ class Node:
     @property
     def known(self) -> Answer:
         """What it has said, as far as its level depends on it."""
-        return Answer(self.client, self.wanted, self.limits or None)
+        return Answer(self.client, self.wanted, **self.limits)
 
 
 class Fleet:
@@ -43,20 +43,16 @@ class Fleet:
         self._path, self._costs, self._defaults, self._patience = path, list(costs), defaults, patience
         self.nodes: dict[int, Node] = {}
         self.refused: dict[int, str] = {}
-        self._present: set[int] = set()  # the clients whose node has answered in this process
+        self._present: dict[int, int] = {}  # the clients of the nodes that have answered in this process
         self.run = secrets.token_hex(8)
-        if path.exists():
-            self._load()
-
-    def _load(self) -> None:
+        if not path.exists():
+            return
         try:
-            known = json.loads(self._path.read_text())
+            known = json.loads(path.read_text())
             self.run = str(known["run"])
-            for entry in known["nodes"]:
-                node = Node(**entry | {"node": int(entry["node"])})
-                self.nodes[node.client] = node
+            self.nodes = {entry["client"]: Node(**entry | {"node": int(entry["node"])}) for entry in known["nodes"]}
         except (ValueError, TypeError, KeyError) as problem:
-            raise RunError(f"{self._path}: damaged ({problem}); delete it, and nodes will be asked again") from None
+            raise RunError(f"{path}: damaged ({problem}); delete it, and nodes will be asked again") from None
 
     def save(self) -> None:
         """Remembers it all. Ids are written as text: they are too large for many readers' numbers."""
@@ -66,34 +62,27 @@ class Fleet:
 
     def meet(self, ids: Collection[int]) -> list[int]:
         """The connected nodes that have not answered yet; one that was away is new when it comes back."""
-        self._present = {client for client in self._present if self.nodes[client].node in ids}
-        return sorted(set(ids) - {self.nodes[client].node for client in self._present} - self.refused.keys())
+        self._present = {id: client for id, client in self._present.items() if id in ids}
+        return sorted(set(ids) - self._present.keys() - self.refused.keys())
 
     @property
     def present(self) -> list[int]:
         """The clients whose nodes were connected when last seen, and have answered."""
-        return sorted(self._present)
+        return sorted(self._present.values())
 
     def welcome(self, id: int, answer: Answer) -> Node:
         """Takes in a node that has answered; a client that comes back under the same limits keeps its level.
 
         Of two nodes that claim to be the same client, the first is believed as long as it is connected.
-
-        Raises:
-            ConfigError: no level fits it, or it asks for a level or number that does not exist or is taken.
         """
         client = self._number(id, answer)
-        limits = dict(answer.limits or {})
-        before = self.nodes.get(client)
-        if client in self._present and before is not None and before.node != id:
-            raise ConfigError(f"partition-id: got {client}, which node {before.node} is, expected one of its own")
-        if before is not None and (before.wanted, before.limits) == (answer.level, limits):
-            level, missed = before.level, before.missed
-        else:
-            level, missed = self._level(id, client, answer.level, limits), 0
-        self._present -= {other for other in self._present if self.nodes[other].node == id}
-        self.nodes[client] = Node(client, id, level, answer.level, limits, answer.examples, missed)
-        self._present.add(client)
+        node = self.nodes.get(client)
+        if node is not None and node.node != id and self._present.get(node.node) == client:
+            raise ConfigError(f"partition-id: got {client}, which node {node.node} is, expected one of its own")
+        if node is None or (node.wanted, node.limits) != (answer.level, answer.limits):
+            node = Node(client, id, self._level(id, client, answer), answer.level, answer.limits)
+        self.nodes[client] = replace(node, node=id, examples=answer.examples)
+        self._present[id] = client
         self.refused.pop(id, None)
         return self.nodes[client]
 
@@ -102,9 +91,14 @@ class Fleet:
         try:
             node = self.welcome(id, answer)
         except ConfigError as problem:
-            self.refuse(id, str(problem))
-            return f"it is left out: {problem}"
+            return self.refuse(id, str(problem))
         return f"it is client {node.client} and gets level {node.level} from now on"
+
+    def refuse(self, id: int, reason: str) -> str:
+        """Leaves a node out until it is asked again; in words."""
+        self.refused[id] = reason
+        self._present.pop(id, None)
+        return f"it is left out: {reason}"
 
     def _number(self, id: int, answer: Answer) -> int:
         """The client that a node is: as it says, as it was, or the next number that is free."""
@@ -113,49 +107,34 @@ class Fleet:
             if answer.client >= population:
                 raise ConfigError(f"partition-id: got {answer.client}, expected 0 to {population - 1} (data.clients)")
             return answer.client
-        for node in self.nodes.values():
-            if node.node == id:
-                return node.client
-        for taken in (self.nodes.keys(), self._present):  # first a number that nobody ever had
-            free = [client for client in range(population) if client not in taken]
-            if free:
-                return free[0]
-        raise ConfigError(f"no client number is left for it: data.clients is {population}")
+        known = [node.client for node in self.nodes.values() if node.node == id]
+        never = [client for client in range(population) if client not in self.nodes]
+        free = [client for client in range(population) if client not in self._present.values()]
+        if not (found := known or never or free):
+            raise ConfigError(f"no client number is left for it: data.clients is {population}")
+        return found[0]
 
-    def _level(self, id: int, client: int, wanted: int | None, limits: dict[str, int]) -> int:
-        if wanted is not None:
-            if wanted >= len(self._costs):
-                raise ConfigError(f"level: got {wanted}, expected 0 to {len(self._costs) - 1}")
-            return wanted
-        return assign([DeviceClass(f"node {id}", 1, **limits)], self._costs)[0] if limits else self._defaults[client]
+    def _level(self, id: int, client: int, answer: Answer) -> int:
+        if answer.level is None:
+            limited = DeviceClass(f"node {id}", 1, **answer.limits)
+            return assign([limited], self._costs)[0] if answer.limits else self._defaults[client]
+        if answer.level >= len(self._costs):
+            raise ConfigError(f"level: got {answer.level}, expected 0 to {len(self._costs) - 1}")
+        return answer.level
 
-    def refuse(self, id: int, reason: str) -> None:
-        """Leaves a node out until it is asked again."""
-        self.refused[id] = reason
-        self._present -= {client for client in self._present if self.nodes[client].node == id}
-
-    def succeeded(self, client: int) -> None:
-        """A node has replied in time."""
-        self.nodes[client].missed = 0
-
-    def missed(self, client: int) -> bool:
-        """A node has missed its deadline; whether it gets a smaller model now."""
+    def missed(self, client: int, at_once: bool = False) -> bool:
+        """Notes that a turn was too much for a node; whether it gets a smaller one, ``at_once`` or out of patience."""
         node = self.nodes[client]
         node.missed += 1
-        return node.missed >= self._patience and self.overwhelmed(client)
-
-    def overwhelmed(self, client: int) -> bool:
-        """A model was too much for a node; whether there is a smaller one, which it gets from now on."""
-        node = self.nodes[client]
-        node.missed = 0
-        if node.level == 0:
+        if node.missed < self._patience and not at_once:
             return False
-        node.level -= 1
-        return True
+        node.missed, smaller = 0, node.level > 0
+        node.level -= smaller
+        return smaller
 
     @property
     def levels(self) -> ListedLevels:
         """The level of each client: of those that have not been seen, what the config says."""
-        everybody = range(len(self._defaults))
-        levels = [self.nodes[c].level if c in self.nodes else self._defaults[c] for c in everybody]
+        population = range(len(self._defaults))
+        levels = [self.nodes[c].level if c in self.nodes else self._defaults[c] for c in population]
         return ListedLevels(tuple(levels), len(self._costs))

@@ -46,9 +46,6 @@ class HeldOut:
             return None
         try:
             value = float(self._metric.value(torch.stack(totals).sum(0).reshape(self.shape)))
-        except (
-            ValueError,
-            ArithmeticError,
-        ):  # such as the root of a negative number, from nodes that do not tell the truth
+        except (ValueError, ArithmeticError):  # the root of a negative number, from a node that does not tell the truth
             return None
         return value if math.isfinite(value) else None

@@ -8,9 +8,8 @@ it started from until an order names another.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
@@ -32,23 +31,19 @@ class MemoryLedger:
         self.manifest: Manifest = {}
 
     def keeper(self, round: int) -> Callable[[Upload], None]:
-        """A function that notes accepted uploads."""
-
         def keep(upload: Upload) -> None:
             if self._remembers:
                 self.manifest[upload.client] = upload.level, round
 
         return keep
 
+    def restore(self, manifest: Manifest) -> None:
+        self.manifest = dict(manifest)
+
     def save(self) -> None:
         """Does nothing: it is in the checkpoint."""
 
-    def saved(self) -> None:
-        """Does nothing: there is nothing to delete."""
-
-    def restore(self, manifest: Manifest) -> None:
-        """Goes back to what a checkpoint says."""
-        self.manifest = dict(manifest)
+    saved = save
 
 
 class NodeMemory:
@@ -62,11 +57,10 @@ class NodeMemory:
     def recall(self, federation: Federation) -> Tensors | None:
         """The memory that the order names, in the coordinates of its slice; ``None``: it is gone. Drops all others."""
         job, wanted = self._order.job, self._order.memory
-        self._drop_all_but("" if wanted is None else _name(*wanted), FROZEN)
+        self._drop_all_but(FROZEN, *([] if wanted is None else [_name(*wanted)]))
         if wanted is None:
             return {}
-        memory = self._load(_name(*wanted))
-        if memory is None:
+        if (memory := self._load(_name(*wanted))) is None:
             return None
         store = ClientStore(federation.model.layout, federation.slice)
         store.put(job.client, *wanted, memory)
@@ -78,14 +72,9 @@ class NodeMemory:
             self._write(_name(self._order.job.level, self._order.job.round), memory)
 
     def frozen(self, sent: Tensors, own: Callable[[], Tensors]) -> Tensors | None:
-        """The frozen part of the slice: as it was sent, now or earlier, or the node's own.
-
-        Returns ``None`` if none of these is what the server has.
-        """
+        """The frozen part of the slice: as it was sent, now or earlier, or the node's own; ``None``: all are wrong."""
         if sent:
             self._write(FROZEN, sent)
-        if not self._order.frozen:
-            return {}
         kept = self._load(FROZEN) or {}
         found = kept if digest(kept) == self._order.frozen else own()
         return found if digest(found) == self._order.frozen else None
@@ -99,21 +88,20 @@ class NodeMemory:
 
     def _load(self, name: str) -> Tensors | None:
         if self._folder is None:
-            record: Any = self._state.get(self._prefix + name)
-            return None if record is None else dict(record.to_torch_state_dict())
+            record = self._state.get(self._prefix + name)
+            return record.to_torch_state_dict() if isinstance(record, ArrayRecord) else None
         try:
             return load_file(self._folder / f"{name}.safetensors")
         except (OSError, SafetensorError):
             return None
 
     def _drop_all_but(self, *kept: str) -> None:
-        for key in [key for key in self._state if key.startswith(self._prefix)]:
-            if key.removeprefix(self._prefix) not in kept:
+        for key in list(self._state):
+            if key.startswith(self._prefix) and key.removeprefix(self._prefix) not in kept:
                 del self._state[key]
-        if self._folder is not None and self._folder.is_dir():
-            for path in self._folder.iterdir():
-                if path.stem not in kept:
-                    path.unlink(missing_ok=True)
+        for path in self._folder.glob("*") if self._folder is not None else ():
+            if path.stem not in kept:
+                path.unlink(missing_ok=True)
 
 
 def _name(level: int, round: int) -> str:

@@ -1,49 +1,41 @@
 """An endpoint for Prometheus: what a run's lines say, as gauges and counters."""
 
-from typing import Any
+from typing import Any, Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from incofl.config import Config
 from incofl.engine.federation import Federation
-from incofl.engine.progress import Progress
+from incofl.engine.progress import Lines
 from incofl.engine.run_folder import Row
 from incofl.errors import ConfigError
 
-RUN = {
-    "round": "finished rounds",
-    "round_seconds": "duration of the last round",
-    "train_loss": "mean over the last cohort's examples",
-    "accuracy_on_nodes": "first metric on examples that nodes hold out, before they train",
+LEVEL, CLIENT = ("level",), ("client",)  # what a gauge is shown for each of
+GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "round": ("finished rounds", ()),
+    "round_seconds": ("duration of the last round", ()),
+    "train_loss": ("mean over the last cohort's examples", ()),
+    "accuracy_on_nodes": ("first metric on examples that nodes hold out, before they train", ()),
+    "accuracy": ("first metric on the server's test set, at the last evaluation", LEVEL),
+    "node_seconds": ("duration of its last turn", CLIENT),
+    "node_cpu_seconds": ("processor time of its last turn", CLIENT),
+    "node_peak_memory": ("bytes of its process at its peak", CLIENT),
+    "node_bytes_up": ("bytes of its last reply", CLIENT),
+    "node_bytes_down": ("bytes of its last order", CLIENT),
+    "node_level": ("level that it trained last", CLIENT),
 }
-PER_NODE = {
-    "seconds": "duration of its last turn",
-    "cpu_seconds": "processor time of its last turn",
-    "peak_memory": "bytes of its process at its peak",
-    "bytes_up": "bytes of its last reply",
-    "bytes_down": "bytes of its last order",
-    "level": "level that it trained last",
-}
 
 
-class Monitor:
-    """Passes on all events, and shows them at a port."""
+class Monitor(Lines):
+    """Prints a line for every round, and shows the run at a port."""
 
-    def __init__(self, watched: Progress, port: int) -> None:
-        self._watched, self._port = watched, port
-        self._registry = registry = CollectorRegistry()
-        self._run = {name: Gauge(f"incofl_{name}", about, registry=registry) for name, about in RUN.items()}
-        self._nodes = {
-            key: Gauge(f"incofl_node_{key}", about, ["client"], registry=registry) for key, about in PER_NODE.items()
-        }
-        about = "first metric on the server's test set, at the last evaluation"
-        self._accuracy = Gauge("incofl_accuracy", about, ["level"], registry=registry)
+    def __init__(self, port: int) -> None:
+        self._port, self._registry = port, (registry := CollectorRegistry())
+        self._gauges = {name: Gauge(f"incofl_{name}", *about, registry=registry) for name, about in GAUGES.items()}
         self._rejected = Counter("incofl_rejected", "turns without an accepted upload", registry=registry)
         self._bytes = Counter("incofl_bytes", "bytes of accepted turns", ["direction"], registry=registry)
-        self._levels: list[int] = []
-        self._server: Any = None
 
-    def __enter__(self) -> "Monitor":
+    def __enter__(self) -> Self:
         try:
             self._server, _ = start_http_server(self._port, registry=self._registry)
         except OSError as problem:
@@ -55,32 +47,30 @@ class Monitor:
         self._server.server_close()
 
     def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
-        """Shows earlier rounds."""
         self._levels = federation.levels_in_use
-        self._watched.started(config, federation, rows)
+        super().started(config, federation, rows)
         for row in rows:
             self._show(row)
 
-    def uploaded(self, client: int) -> None:
-        """Passes on the event: it is too fine to show."""
-        self._watched.uploaded(client)
-
     def finished_round(self, row: Row) -> None:
-        """Shows one more round."""
         self._show(row)
-        self._watched.finished_round(row)
+        super().finished_round(row)
 
     def _show(self, row: Row) -> None:
-        values = row["round"], row["seconds"], row["loss"], row.get("accuracy_on_nodes")
-        for gauge, value in zip(self._run.values(), values, strict=True):
-            if value is not None:
-                gauge.set(value)
+        self._set("round", row["round"])
+        self._set("round_seconds", row["seconds"])
+        self._set("train_loss", row["loss"])
+        self._set("accuracy_on_nodes", row.get("accuracy_on_nodes"))
         for level, accuracy in zip(self._levels, row["accuracy_by_level"] or (), strict=False):
-            if accuracy is not None:
-                self._accuracy.labels(level).set(accuracy)
+            self._set("accuracy", accuracy, level)
+        for node in row.get("nodes", ()):
+            for key in ("seconds", "cpu_seconds", "peak_memory", "bytes_up", "bytes_down", "level"):
+                self._set(f"node_{key}", node[key], node["client"])
         self._rejected.inc(len(row["rejected"]))
         for direction in ("up", "down"):
             self._bytes.labels(direction).inc(row[f"bytes_{direction}"])
-        for node in row.get("nodes", ()):
-            for key, gauge in self._nodes.items():
-                gauge.labels(node["client"]).set(node[key])
+
+    def _set(self, name: str, value: Any, *of: int) -> None:
+        if value is not None:
+            gauge = self._gauges[name]
+            (gauge.labels(*of) if of else gauge).set(value)

@@ -8,51 +8,52 @@ nothing but its refusal. Values are looked at where every upload's are, in ``eng
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from pydantic import AllowInfNan
 from torch import Tensor
 
 from incofl.client import Upload
-from incofl.data import Data
 from incofl.engine.federation import Federation, Job
-from incofl.errors import UploadError
-from incofl.split import Slice
+from incofl.errors import ConfigError, UploadError
+from incofl.options import options
 from incofl.tensors import Tensors, empty
 
 VERSION = 2  # of everything below; server and nodes must agree
 HEADER = 1024  # bytes that an array's own header may take, at most
-LARGEST = 2**53  # bound of whole numbers that a node may report
 LIMITS = ("memory", "compute", "bandwidth")
+FACTS = ("name", "classes", "vocabulary", "sequence")  # what the examples of a single node may not show of ``Data``
+TENSORS = ("update", "buffers", "extra")  # the parts of an upload that are tensors
+NUMBERS = ("client", "level", "examples", "steps", "loss")  # what an upload and a report both say
+
+Whole = Annotated[int, Ge(0), Le(2**53)]
+Finite = Annotated[float, AllowInfNan(False)]
+T = TypeVar("T", "Answer", "Report")
 
 
-@dataclass(frozen=True)
+@options("answer")
 class Answer:
     """What a node says of itself; what it leaves open is ``None``."""
 
-    client: int | None = None  # its number in the federation
-    level: int | None = None  # the level that it wants
-    limits: Mapping[str, int] | None = None  # memory, compute and bandwidth, as in ``DeviceClass``
-    examples: int | None = None  # number of its training examples, where only the node has them
+    client: Whole | None = None  # its number in the federation
+    level: Whole | None = None  # the level that it wants
+    memory: Whole | None = None  # the limits of ``DeviceClass``
+    compute: Whole | None = None
+    bandwidth: Whole | None = None
+    examples: Whole | None = None  # number of its training examples, where only the node has them
+    version: Whole = VERSION
 
-
-class DataFacts(NamedTuple):
-    """The attributes of ``Data`` that the examples of a single node may not show."""
-
-    name: str = "own"
-    classes: int | None = None
-    vocabulary: int = 0
-    sequence: bool = False
-
-    @classmethod
-    def of(cls, data: Data) -> "DataFacts":
-        """Those of the server's data."""
-        return cls(data.name, data.classes, data.vocabulary, data.sequence)
+    @property
+    def limits(self) -> dict[str, int]:
+        """The limits that it names."""
+        return {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True)
@@ -65,34 +66,35 @@ class Order:
     memory: tuple[int, int] | None = None  # level and round of the turn from whose memory the node starts
     known: Answer | None = None  # what the node has said of itself, as far as its slice depends on it
     frozen: str = ""  # digest of the frozen part of the slice; empty if nothing is frozen
-    data: DataFacts = field(default_factory=DataFacts)
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # ``FACTS`` of the server's data
 
 
-@dataclass(frozen=True)
+@options("report")
 class Report:
-    """What a node says of its turn, in addition to tensors: in a reply, and checked field by field."""
+    """What a node says of its turn, in addition to tensors."""
 
-    round: int
-    client: int
-    level: int
-    examples: int  # number of its training examples
-    steps: int  # number of optimiser steps
+    round: Whole
+    client: Whole
+    level: Whole
+    examples: Whole  # number of its training examples
+    steps: Whole  # number of optimiser steps
     loss: float  # mean over the examples of all epochs
-    labels: tuple[int, ...] = ()  # number of its examples of each class, for tasks with classes
+    labels: tuple[Whole, ...] = ()  # number of its examples of each class, for tasks with classes
     seconds: float = 0.0  # duration of the turn
     cpu_seconds: float = 0.0  # processor time
-    peak_memory: int = 0  # bytes that the node's process used at its peak, since its start
-    forgot: int = 0  # 1 if it had no memory where the server expected one
-    tested: int = 0  # number of examples that the node holds out
-    totals: tuple[float, ...] = ()  # of the task's first metric, of the received model on these examples
-    version: int = VERSION
+    peak_memory: Whole = 0  # bytes that the node's process used at its peak, since its start
+    forgot: Whole = 0  # 1 if it had no memory where the server expected one
+    tested: Whole = 0  # number of examples that the node holds out
+    totals: tuple[Finite, ...] = ()  # of the task's first metric, of the received model on these examples
+    version: Whole = VERSION
 
 
-class OutOfMemory(UploadError):
+class Missed(UploadError):
+    """A node cannot keep up."""
+
+
+class OutOfMemory(Missed):
     """A node had too little memory for its turn."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"out of memory ({reason})")
 
 
 class LacksFrozen(UploadError):
@@ -107,21 +109,19 @@ class Changed(UploadError):
         self.answer = answer
 
 
-PROBLEMS = {"memory": OutOfMemory, "frozen": LacksFrozen}
-
-
 def encode_order(order: Order, model: ArrayRecord, extra: ArrayRecord, frozen: ArrayRecord | None = None) -> RecordDict:
     """A turn: the slice without its frozen part, what else the method sends, and what to do with it.
 
     The ``frozen`` part is sent to a node that has said that it lacks it.
     """
-    facts = {name: value for name, value in order.data._asdict().items() if value is not None}
-    words = {"run": order.run, "config": order.config, "frozen": order.frozen}
-    record = {"version": VERSION, **vars(order.job), "memory": list(order.memory or ()), **words}
-    content = RecordDict({"model": model, "extra": extra, "order": ConfigRecord(record), "data": ConfigRecord(facts)})
+    words = {"run": order.run, "config": order.config, "frozen": order.frozen, "memory": list(order.memory or ())}
+    record = ConfigRecord({"version": VERSION, **vars(order.job), **words})
+    content = RecordDict({"model": model, "extra": extra, "order": record, "data": ConfigRecord(dict(order.data))})
     if frozen is not None:
         content["frozen"] = frozen
-    return content if order.known is None else RecordDict({**content, **encode_answer(order.known)})
+    if order.known is not None:
+        content["answer"] = ConfigRecord(_plain(order.known))
+    return content
 
 
 def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors, Tensors]:
@@ -130,23 +130,25 @@ def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors, Tensors]
     if (version := record.pop("version")) != VERSION:
         raise UploadError(f"the server speaks version {version} of the messages, this node {VERSION}")
     job = Job(*(record.pop(name) for name in ("client", "level", "round")))
-    known = _read_answer(content["answer"]) if "answer" in content else None
-    memory, facts = tuple(record.pop("memory")) or None, DataFacts(**content["data"])
-    order = Order(job=job, memory=memory, known=known, data=facts, **record)
+    known = _read(Answer, content["answer"]) if "answer" in content else None
+    memory = tuple(record.pop("memory")) or None
     model, extra, frozen = (
         content[name].to_torch_state_dict() if name in content else {} for name in ("model", "extra", "frozen")
     )
-    return order, model, extra, frozen
+    return Order(job=job, memory=memory, known=known, data=dict(content["data"]), **record), model, extra, frozen
 
 
 def encode_reply(upload: Upload, round: int, **measured: Any) -> RecordDict:
     """The result of a turn, and what the node ``measured``: fields of ``Report``."""
-    same = {name: getattr(upload, name) for name in ("client", "level", "examples", "steps", "loss")}
+    numbers = {name: getattr(upload, name) for name in NUMBERS}
     labels = () if upload.labels is None else tuple(upload.labels.tolist())
-    report = vars(Report(round=round, **same, labels=labels, **measured))
-    tensors = {name: arrays(getattr(upload, name)) for name in ("update", "buffers", "extra")}
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in report.items()}
-    return RecordDict(tensors | {"report": MetricRecord(plain)})
+    report = MetricRecord(_plain(Report(round=round, **numbers, labels=labels, **measured)))
+    return RecordDict({part: arrays(getattr(upload, part)) for part in TENSORS} | {"report": report})
+
+
+def encode_answer(answer: Answer) -> RecordDict:
+    """What a node says of itself."""
+    return RecordDict({"answer": ConfigRecord(_plain(answer))})
 
 
 def encode_problem(reason: str, kind: str = "") -> RecordDict:
@@ -155,26 +157,23 @@ def encode_problem(reason: str, kind: str = "") -> RecordDict:
 
 
 def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: int = 0) -> tuple[Upload, Report]:
-    """The upload of a job, and what the node measured: ``totals`` numbers if it holds out examples, else none.
-
-    Raises:
-        OutOfMemory: the node says so.
-        LacksFrozen: the node says so.
-        Changed: it says what it can do now.
-        UploadError: it says that something else went wrong, or what it says is not acceptable.
-    """
-    raise_problem(content)
+    """The upload of a job, and what the node measured: ``totals`` numbers if it holds out examples, else none."""
+    _raise_problem(content)
     if "answer" in content:
         raise Changed(decode_answer(content))
-    _check_keys(content, {"update", "buffers", "extra", "report"}, "the reply")
+    _check_keys(content, {*TENSORS, "report"}, "the reply")
     layout, slice_ = federation.model.layout, federation.slice(job.level, job.round, job.client)
     names = {"update": layout.parameters, "buffers": layout.buffers, "extra": federation.method.client.extra(layout)}
-    tensors: dict[str, Any] = {
-        part: _decode(content[part], slice_, own, federation, part) for part, own in names.items()
-    }
+    tensors: dict[str, Any] = {}
+    for part, own in names.items():
+        shapes = {name: shape for name, shape in slice_.shapes.items() if name in own}
+        tensors[part] = _decode(content[part], part, shapes, federation.model.initial)
     classes = federation.data.classes if federation.task.classes else None
-    report = _read_report(content["report"], classes or 0, totals)
-    for name, value in {"version": VERSION, **vars(job)}.items():
+    report = _read(Report, content["report"])
+    for name, length in (("labels", classes or 0), ("totals", totals if report.tested else 0)):
+        if len(getattr(report, name)) != length:
+            raise UploadError(f"{name!r} is not a list of {length} numbers")
+    for name, value in vars(job).items():
         if getattr(report, name) != value:
             raise UploadError(f"it replies for {name} {getattr(report, name)}, expected {value}")
     examples, local = len(federation.partition[job.client]), federation.local
@@ -187,65 +186,52 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: 
         raise UploadError(f"it has tested {report.tested} examples, expected none")
     upload = Upload(
         **tensors,
-        client=job.client,
-        level=job.level,
+        **{name: getattr(report, name) for name in NUMBERS},
         slice=slice_,
-        examples=report.examples,
-        steps=report.steps,
-        loss=report.loss,
         labels=None if classes is None else torch.tensor(report.labels),
         normaliser=federation.method.client.normaliser(local, report.steps),  # scales all updates of a round
     )
     return upload, report
 
 
-def _read_report(record: Any, labels: int, totals: int) -> Report:
-    """A report whose fields have the right types, and lists of the right lengths."""
-    if not isinstance(record, MetricRecord):
-        raise UploadError("'report' is not a record of metrics")
-    fields = {field.name: field.type for field in dataclasses.fields(Report)}
-    _check_keys(record, set(fields), "'report'")
-    values, lengths = dict[str, Any](), {"labels": labels, "totals": totals if record["tested"] else 0}
-    for name, kind in fields.items():
-        check, got = _whole if kind in (int, tuple[int, ...]) else _real, record[name]
-        if name not in lengths:
-            values[name] = check(got, name)
-        elif isinstance(got, list) and len(got) == lengths[name]:
-            values[name] = tuple(check(entry, name) for entry in got)
-        else:
-            raise UploadError(f"{name!r} is not a list of {lengths[name]} numbers")
-    return Report(**values)
-
-
-def encode_answer(answer: Answer) -> RecordDict:
-    """What a node says of itself."""
-    said = {"client": answer.client, "level": answer.level, "examples": answer.examples, **(answer.limits or {})}
-    known = {name: value for name, value in said.items() if value is not None}
-    return RecordDict({"answer": ConfigRecord({"version": VERSION, **known})})
-
-
 def decode_answer(content: RecordDict) -> Answer:
     """What a node says of itself, checked."""
-    raise_problem(content)
+    _raise_problem(content)
     _check_keys(content, {"answer"}, "the answer")
-    return _read_answer(content["answer"])
+    return _read(Answer, content["answer"])
 
 
-def _read_answer(record: Any) -> Answer:
-    if not isinstance(record, ConfigRecord) or record.keys() - {"version", "client", "level", "examples", *LIMITS}:
-        raise UploadError("the answer holds what was not asked for")
-    said = {name: _whole(value, name) for name, value in record.items()}
-    if said.pop("version", None) != VERSION:
-        raise UploadError(f"it speaks another version of the messages, expected {VERSION}")
-    own = {name: said.pop(name) for name in LIMITS if name in said}
-    return Answer(said.get("client"), said.get("level"), own or None, said.get("examples"))
+def _raise_problem(content: RecordDict) -> None:
+    if "problem" in content and isinstance(record := content["problem"], ConfigRecord):
+        reason = one_line(str(record.get("reason")))
+        match record.get("kind"):
+            case "memory":
+                raise OutOfMemory(f"out of memory ({reason})")
+            case "frozen":
+                raise LacksFrozen(reason)
+            case _:
+                raise UploadError(reason)
 
 
-def raise_problem(content: RecordDict) -> None:
-    """Raises what a node says went wrong, if it says so."""
-    if "problem" in content and isinstance(content["problem"], ConfigRecord):
-        record = content["problem"]
-        raise PROBLEMS.get(str(record.get("kind")), UploadError)(one_line(str(record.get("reason"))))
+def _plain(said: Answer | Report) -> dict[str, Any]:
+    """The fields of what a node says, as a record can hold them."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(said).items() if v is not None}
+
+
+def _read(cls: type[T], record: Any) -> T:
+    """What a node says, as an object that checks its own values."""
+    what, names = f"the {cls.__name__.lower()}", {field.name: field.default for field in dataclasses.fields(cls)}
+    if not isinstance(record, ConfigRecord | MetricRecord):
+        raise UploadError(f"{what} is not a record of values")
+    left_out = {name for name, default in names.items() if default is None} - record.keys()
+    _check_keys(record, names.keys() - left_out, what)
+    try:
+        said = cls(**record)
+    except ConfigError as problem:
+        raise UploadError(one_line(str(problem))) from None
+    if said.version != VERSION:
+        raise UploadError(f"it speaks version {said.version} of the messages, expected {VERSION}")
+    return said
 
 
 def one_line(text: str) -> str:
@@ -274,15 +260,14 @@ def num_bytes(content: RecordDict) -> int:
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
-def _decode(record: Any, slice_: Slice, names: Set[str], federation: Federation, part: str) -> Tensors:
-    """The tensors of a record, if names, shapes and types are exactly those of the slice."""
-    shapes = {name: shape for name, shape in slice_.shapes.items() if name in names}
+def _decode(record: Any, part: str, shapes: Mapping[str, tuple[int, ...]], like: Tensors) -> Tensors:
+    """The tensors of a record, if names, shapes and types are exactly those that are expected."""
     if not isinstance(record, ArrayRecord):
         raise UploadError(f"{part!r} is not a record of arrays")
     _check_keys(record, set(shapes), repr(part))
     found: Tensors = {}
     for name, shape in shapes.items():
-        array, dtype = record[name], federation.model.initial[name].dtype
+        array, dtype = record[name], like[name].dtype
         expected = np.dtype(str(dtype).removeprefix("torch."))
         size, got = math.prod(shape) * expected.itemsize, len(array.data)
         if array.stype != "numpy.ndarray" or got > size + HEADER:
@@ -316,15 +301,3 @@ def _check_keys(record: Mapping[str, Any], expected: set[str], what: str) -> Non
     if odd := record.keys() ^ expected:
         name = min(odd, key=str)
         raise UploadError(f"{what} {'holds' if name in record else 'lacks'} {str(name)[:100]!r}")
-
-
-def _whole(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < LARGEST:
-        raise UploadError(f"{name!r} is {str(value)[:40]}, expected a whole number >= 0")
-    return value
-
-
-def _real(value: Any, name: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise UploadError(f"{name!r} is {str(value)[:40]}, expected a number")
-    return float(value)

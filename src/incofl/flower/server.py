@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from incofl.config import Config, make_config, read_values
 from incofl.costs import human
 from incofl.data import Data
-from incofl.engine.progress import Lines, Progress
+from incofl.engine.progress import Lines
 from incofl.engine.run import AnyConfig, AnyModel, Result, run
 from incofl.errors import ConfigError, IncoflError
 from incofl.flower.backend import FlowerBackend
@@ -41,11 +41,8 @@ def make_server_app(
         task: as for ``incofl.run``.
         settings: the fields of ``Settings``; Flower's run config may override them.
     """
-    chosen, objects = (
-        from_table(Settings, settings, "settings"),
-        {"model": model, "data": data, "method": method, "task": task},
-    )
-    app = ServerApp()
+    chosen, app = from_table(Settings, settings, "settings"), ServerApp()
+    objects = {"model": model, "data": data, "method": method, "task": task}
 
     def main(grid: Grid, context: Context) -> None:
         try:
@@ -61,18 +58,16 @@ def make_server_app(
 def serve(grid: Grid, config: Config, settings: Settings) -> Result:
     """Runs a federation on the nodes of a grid and returns its result."""
     with contextlib.ExitStack() as stack:
-        progress: Progress = Lines()
+        progress = Lines()
         if settings.metrics_port:
             from incofl.flower.monitor import Monitor  # prometheus-client is not needed otherwise
 
-            progress = stack.enter_context(Monitor(progress, settings.metrics_port))
+            progress = stack.enter_context(Monitor(settings.metrics_port))
         backend = FlowerBackend(grid, settings)
         result = run(config, settings.out, resume=settings.resume, progress=progress, backend=backend)
     metric = "" if result["accuracy"] is None else f", {result['metric']} {result['accuracy']:.4g}"
-    down, up = (human(result[f"bytes_{direction}"], "B") for direction in ("down", "up"))
-    print(
-        f"{result['rounds']} rounds{metric}; {down} down, {up} up, {result['seconds']:.0f} s; records in {settings.out}"
-    )
+    traffic = ", ".join(f"{human(result[f'bytes_{direction}'], 'B')} {direction}" for direction in ("down", "up"))
+    print(f"{result['rounds']} rounds{metric}; {traffic}, {result['seconds']:.0f} s; records in {settings.out}")
     return result
 
 
@@ -80,8 +75,7 @@ def _config(given: AnyConfig, overrides: list[str], objects: Mapping[str, Any]) 
     if isinstance(given, Config):
         objects = given.objects | {kind: value for kind, value in objects.items() if value is not None}
         given = given.to_dict()
-    values = given if isinstance(given, Mapping) else read_values(given)
-    config = make_config(values, overrides, **objects)
+    config = make_config(given if isinstance(given, Mapping) else read_values(given), overrides, **objects)
     if config.engine.compile:
         raise ConfigError("engine.compile: got true, expected false: nodes are new processes in every turn")
     return config

@@ -16,16 +16,23 @@ from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError
 
 from incofl.errors import RunError, UploadError
-from incofl.flower.protocol import one_line
+from incofl.flower.protocol import Missed, one_line
 
 T = TypeVar("T")
 TRANSFER = 60.0  # least seconds that a reply has from its announcement until it has arrived
 CLOCKS = 60.0  # seconds by which the clocks of server and nodes may differ
 STALL = 2.0  # seconds after which a fetch keeps nobody else waiting
+SAVED = "finished rounds are saved: resume=true continues"
 # What Flower raises at what a stranger sent.
-UNREADABLE = (
-    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
-    *(RecursionError, MemoryError, DecodeError),
+DAMAGED = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+    DecodeError,
 )
 
 
@@ -44,21 +51,12 @@ def in_background(act: Callable[[], T]) -> Future[T]:
 
 
 def ask(act: Callable[[], T], seconds: float) -> T:
-    """What the SuperLink answers.
-
-    Raises:
-        RunError: it does not answer within that time.
-    """
+    """What the SuperLink answers, for which it has ``TRANSFER`` seconds at least."""
+    seconds = max(seconds, TRANSFER)
     try:
         return in_background(act).result(seconds)
     except TimeoutError:
-        raise RunError(
-            f"the SuperLink has not answered for {seconds:g} s; finished rounds are saved: resume=true continues"
-        ) from None
-
-
-class Missed(UploadError):
-    """A node that cannot keep up."""
+        raise RunError(f"the SuperLink has not answered for {seconds:g} s; {SAVED}") from None
 
 
 class Exchange:
@@ -67,9 +65,9 @@ class Exchange:
     The message says whose reply it is: errors are sent by the SuperLink.
     """
 
-    def __init__(self, grid: Grid, message: Message, patience: float, deadline: float = math.inf) -> None:
-        """Sends a message to a SuperLink that may take ``patience`` seconds; the node has until the ``deadline``."""
-        ids = ask(lambda: list(grid.push_messages([message])), patience)
+    def __init__(self, grid: Grid, message: Message, deadline: float = math.inf) -> None:
+        """Sends a message, whose node has ``deadline`` seconds to reply."""
+        ids = ask(lambda: list(grid.push_messages([message])), message.metadata.ttl)
         self._grid, self._id, self._sent, self._deadline = grid, ids[0] if ids else "", time.monotonic(), deadline
         self._look: Future[list[Message]] | None = None
 
@@ -84,16 +82,12 @@ class Exchange:
         return self._look is not None and not self._look.done()
 
     def reply(self) -> Message | None:
-        """The reply, if it has come.
-
-        Raises:
-            Missed: it is too late.
-            UploadError: the message could not be sent, or the reply cannot be read.
-        """
+        """The reply, if it has come; raises ``Missed`` if it is too late, ``UploadError`` if it cannot be read."""
         if not self.taken:
             raise UploadError("its order could not be sent")
         if self._look is None:
-            self._begun, self._look = time.monotonic(), in_background(self._pull)
+            self._begun = time.monotonic()
+            self._look = in_background(lambda: list(self._grid.pull_messages([self._id])))
         until = self._sent + self._deadline
         try:
             replies = self._look.result(STALL)
@@ -102,17 +96,14 @@ class Exchange:
             if now > self._begun + TRANSFER and (now > until or math.isinf(until)):
                 raise Missed(f"its reply has not arrived whole after {now - self._sent:.0f} s") from None
             return None
-        except UNREADABLE as problem:
-            reason = one_line(str(problem)) if str(problem) else type(problem).__name__
+        except DAMAGED as problem:
+            reason = one_line(str(problem) or type(problem).__name__)
             raise UploadError(f"its reply cannot be read: {reason}") from None
         self._look = None
         reply = next((reply for reply in replies if reply.metadata.reply_to_message_id == self._id), None)
         if reply is None and self._begun > until:  # a look that began before might have missed what came since
             raise Missed(f"silent for {self._deadline:g} s, its deadline")
         return reply
-
-    def _pull(self) -> list[Message]:
-        return list(self._grid.pull_messages([self._id]))
 
 
 def reason_of(reply: Message) -> str:
