@@ -20,7 +20,7 @@ from incofl.engine.build import build
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, RunError
 from incofl.flower import make_client_app, serve
-from incofl.flower.executor import GridExecutor, on_disk
+from incofl.flower.backend import GridExecutor, on_disk
 from incofl.flower.protocol import encode_problem
 from tests.federations import tiny_config
 from tests.flower.fleets import FIRST, final_state, fleet, rows, settings
@@ -247,7 +247,7 @@ def test_what_waits_on_disk_is_what_came(tmp_path: Path, monkeypatch: pytest.Mon
         return went[-1]
 
     result = GridExecutor._result
-    monkeypatch.setattr("incofl.flower.executor.on_disk", on_disk_noted)
+    monkeypatch.setattr("incofl.flower.backend.on_disk", on_disk_noted)
     monkeypatch.setattr(GridExecutor, "_result", noted)
     config = tiny_config("method=incoscaffold", "rounds=1", "cohort=4", "data.clients=4", "data.limit=120")
     serve(fleet(config), config, settings(tmp_path / "run"))

@@ -7,15 +7,17 @@ import pytest
 from incofl.costs import Cost
 from incofl.engine.federation import ClientLevels
 from incofl.errors import ConfigError, RunError
+from incofl.flower import Settings
 from incofl.flower.fleet import Fleet
 from incofl.flower.protocol import Answer
+from tests.flower.loop import LoopGrid
 
 # Of three levels, which need 100, 200 and 300 bytes.
 COSTS = [Cost(level, (level + 1,), 1.0, 10 * (level + 1), 10, 5, 5, 100 * (level + 1)) for level in range(3)]
 
 
-def make(path: Path, patience: int = 2) -> Fleet:
-    return Fleet(path / "nodes.json", COSTS, ClientLevels((2, 2, 2)), patience)
+def make(path: Path) -> Fleet:
+    return Fleet(LoopGrid(None), Settings(), path / "nodes.json", COSTS, ClientLevels((2, 2, 2)))  # type: ignore[arg-type]
 
 
 def test_the_largest_model_that_fits(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from incofl.flower import make_client_app
 from incofl.flower.protocol import (
     Answer,
     Order,
-    OutOfMemory,
+    Refusal,
     arrays,
     decode_answer,
     decode_order,
@@ -46,7 +46,7 @@ def genuine(federation: Federation) -> RecordDict:
     server, slice_ = federation.start(), federation.slice(JOB.level, JOB.round)
     model, extra = (arrays(slice_.look(part)) for part in (server.shared, server.extra["variate"]))
     order = Order("run", tiny_config(*CONFIG).to_toml(), JOB)
-    message = Message(wired(encode_order(order, model, extra)), 1, MessageType.TRAIN)
+    message = Message(wired(encode_order(order, {"model": model, "extra": extra})), 1, MessageType.TRAIN)
     return make_client_app()(message, Context(0, 1, {}, RecordDict(), {})).content
 
 
@@ -192,8 +192,12 @@ def test_values_that_are_none_are_refused_where_all_uploads_are(
 
 
 def test_what_nodes_say_went_wrong(federation: Federation) -> None:
-    with pytest.raises(OutOfMemory, match=r"^out of memory \(no room\)$"):
+    with pytest.raises(Refusal, match=r"^out of memory \(no room\)$") as problem:
         decode_reply(wired(encode_problem("Traceback\n  no room\n", "memory")), federation, JOB)
+    assert problem.value.kind == "memory"
+    with pytest.raises(Refusal, match=r"^no reason given$") as problem:
+        decode_reply(wired(encode_problem("", "late")), federation, JOB)
+    assert problem.value.kind == ""  # what a node may not say of itself
     with pytest.raises(UploadError, match=r"^\?\[2J\?\[31mdanger\?$"):  # nothing that a terminal would obey
         decode_reply(wired(encode_problem("\x1b[2J\x1b[31mdanger\x07")), federation, JOB)
     with pytest.raises(UploadError, match=r"^x{300}$"):
@@ -205,8 +209,9 @@ def test_orders_and_answers_come_back() -> None:
     facts = {"name": "own", "classes": 10, "vocabulary": 65, "sequence": True}
     for memory, known in ((None, None), ((2, 0), Answer(0, 1, memory=7))):
         order = Order("run", "seed = 1", JOB, memory, known, "abc", facts)
-        frozen = None if memory is None else arrays({"f": torch.ones(2)})
-        found, model, extra, frozen_part = decode_order(wired(encode_order(order, arrays(tensors), arrays({}), frozen)))
+        sent = {"model": arrays(tensors), "extra": arrays({})}
+        sent |= {} if memory is None else {"frozen": arrays({"f": torch.ones(2)})}
+        found, model, extra, frozen_part = decode_order(wired(encode_order(order, sent)))
         assert found == order
         assert torch.equal(model["a"], tensors["a"])
         assert model["n"].shape == ()

@@ -7,15 +7,21 @@ number. A node that misses deadlines or runs out of memory gets a smaller one. A
 
 import json
 import secrets
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
 
 from incofl.costs import Cost, DeviceClass, assign
 from incofl.engine.checkpoint import write_json
 from incofl.engine.federation import ClientLevels, ListedLevels
 from incofl.errors import ConfigError, RunError
-from incofl.flower.protocol import Answer
+from incofl.flower.protocol import VERSION, Answer, Refusal, decode_answer
+from incofl.flower.settings import Settings
+from incofl.flower.transport import CLOCKS, LOG, SAVED, Exchange, ask
 
 
 @dataclass
@@ -39,11 +45,16 @@ class Node:
 class Fleet:
     """All nodes of a run, by client."""
 
-    def __init__(self, path: Path, costs: Sequence[Cost], defaults: ClientLevels | ListedLevels, patience: int) -> None:
-        self._path, self._costs, self._defaults, self._patience = path, list(costs), defaults, patience
+    def __init__(
+        self, grid: Grid, settings: Settings, path: Path, costs: Sequence[Cost], defaults: ClientLevels | ListedLevels
+    ) -> None:
+        self._grid, self._settings, self._path = grid, settings, path
+        self._costs, self._defaults = list(costs), defaults
+        self._asked: dict[int, Exchange] = {}  # by node, questions without an answer
+        self._present: dict[int, int] = {}  # by node, the clients that have answered in this process
+        self._begun = False
         self.nodes: dict[int, Node] = {}
         self.refused: dict[int, str] = {}
-        self._present: dict[int, int] = {}  # the clients of the nodes that have answered in this process
         self.run = secrets.token_hex(8)
         if not path.exists():
             return
@@ -60,15 +71,73 @@ class Fleet:
         refused = [{"node": str(node), "reason": reason} for node, reason in sorted(self.refused.items())]
         write_json(self._path, {"run": self.run, "nodes": entries, "refused": refused})
 
+    def gather(self, round: int, least: int) -> None:
+        """Waits, not too long, for all nodes before the first round and for the ``least`` number before others."""
+        wait, told, before = self._settings.wait, -1, set[int]()
+        until = time.monotonic() + wait
+        while True:
+            ids = ask(lambda: set(self._grid.get_node_ids()), wait)
+            if ids != before:  # a node that was left out gets another chance: something has changed, or a round passed
+                self.refused.clear()
+                before = ids
+            self._question(self.meet(ids))
+            ready, left = len(self._present), until - time.monotonic()
+            wanted = least if self._begun or left < 0 else len(self._defaults)
+            if ready >= wanted:
+                break
+            if left < 0:
+                found = f"{ready} of {len(ids)} connected nodes are ready after {wait:g} s"
+                raise RunError(f"round {round + 1}: {found}, expected at least {least} (min-nodes); {SAVED}")
+            if ready != told:
+                LOG.info("incofl: waiting for nodes: %d of %d are ready; for %.0f s at most", ready, wanted, left)
+                told = ready
+            time.sleep(self._settings.poll)
+        self._begun = True
+        self.save()
+
     def meet(self, ids: Collection[int]) -> list[int]:
         """The connected nodes that have not answered yet; one that was away is new when it comes back."""
         self._present = {id: client for id, client in self._present.items() if id in ids}
         return sorted(set(ids) - self._present.keys() - self.refused.keys())
 
+    def _question(self, ids: Collection[int]) -> None:
+        """Asks nodes what they can do, and takes in those whose answers have come."""
+        question = RecordDict({"question": ConfigRecord({"version": VERSION})})
+        for id in set(ids) - self._asked.keys():
+            message = Message(question, id, MessageType.QUERY, ttl=self._settings.wait + CLOCKS)
+            self._asked[id] = Exchange(self._grid, message)
+        for id, asked in list(self._asked.items()):
+            try:
+                if (content := asked.reply()) is None:
+                    continue
+                self.hear(id, decode_answer(content))
+            except Refusal as problem:
+                if problem.kind in ("unreachable", "crashed"):  # asked again as long as it is connected
+                    LOG.warning("incofl: node %s does not answer: %s", id, problem)
+                else:
+                    self.refuse(id, str(problem))
+            del self._asked[id]
+
     @property
     def present(self) -> list[int]:
         """The clients whose nodes were connected when last seen, and have answered."""
         return sorted(self._present.values())
+
+    def hear(self, id: int, answer: Answer) -> str:
+        """Takes in what a node says, or leaves it out; in words."""
+        try:
+            node = self.welcome(id, answer)
+        except ConfigError as problem:
+            return self.refuse(id, str(problem))
+        LOG.info("incofl: node %s is client %d, level %d", id, node.client, node.level)
+        return f"it is client {node.client} and gets level {node.level} from now on"
+
+    def refuse(self, id: int, reason: str) -> str:
+        """Leaves a node out until it is asked again; in words."""
+        LOG.warning("incofl: node %s is left out: %s", id, reason)
+        self.refused[id] = reason
+        self._present.pop(id, None)
+        return f"it is left out: {reason}"
 
     def welcome(self, id: int, answer: Answer) -> Node:
         """Takes in a node that has answered; a client that comes back under the same limits keeps its level.
@@ -86,32 +155,18 @@ class Fleet:
         self.refused.pop(id, None)
         return self.nodes[client]
 
-    def hear(self, id: int, answer: Answer) -> str:
-        """Takes in what a node says, or leaves it out; in words."""
-        try:
-            node = self.welcome(id, answer)
-        except ConfigError as problem:
-            return self.refuse(id, str(problem))
-        return f"it is client {node.client} and gets level {node.level} from now on"
-
-    def refuse(self, id: int, reason: str) -> str:
-        """Leaves a node out until it is asked again; in words."""
-        self.refused[id] = reason
-        self._present.pop(id, None)
-        return f"it is left out: {reason}"
-
     def _number(self, id: int, answer: Answer) -> int:
         """The client that a node is: as it says, as it was, or the next number that is free."""
-        population = len(self._defaults)
+        population = range(len(self._defaults))
         if answer.client is not None:
-            if answer.client >= population:
-                raise ConfigError(f"partition-id: got {answer.client}, expected 0 to {population - 1} (data.clients)")
+            if answer.client not in population:
+                raise ConfigError(f"partition-id: got {answer.client}, expected 0 to {population[-1]} (data.clients)")
             return answer.client
         known = [node.client for node in self.nodes.values() if node.node == id]
-        never = [client for client in range(population) if client not in self.nodes]
-        free = [client for client in range(population) if client not in self._present.values()]
+        never = [client for client in population if client not in self.nodes]
+        free = [client for client in population if client not in self._present.values()]
         if not (found := known or never or free):
-            raise ConfigError(f"no client number is left for it: data.clients is {population}")
+            raise ConfigError(f"no client number is left for it: data.clients is {len(population)}")
         return found[0]
 
     def _level(self, id: int, client: int, answer: Answer) -> int:
@@ -126,7 +181,7 @@ class Fleet:
         """Notes that a turn was too much for a node; whether it gets a smaller one, ``at_once`` or out of patience."""
         node = self.nodes[client]
         node.missed += 1
-        if node.missed < self._patience and not at_once:
+        if node.missed < self._settings.patience and not at_once:
             return False
         node.missed, smaller = 0, node.level > 0
         node.level -= smaller
@@ -135,6 +190,6 @@ class Fleet:
     @property
     def levels(self) -> ListedLevels:
         """The level of each client: of those that have not been seen, what the config says."""
-        population = range(len(self._defaults))
-        levels = [self.nodes[c].level if c in self.nodes else self._defaults[c] for c in population]
+        clients = range(len(self._defaults))
+        levels = [self.nodes[c].level if c in self.nodes else self._defaults[c] for c in clients]
         return ListedLevels(tuple(levels), len(self._costs))

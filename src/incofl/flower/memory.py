@@ -49,10 +49,10 @@ class MemoryLedger:
 class NodeMemory:
     """A node's part: in a folder, or in Flower's context, which lives as long as the node's process."""
 
-    def __init__(self, state: RecordDict, order: Order, folder: Path | None) -> None:
-        self._state, self._order = state, order
-        self._prefix = f"incofl-{order.run}-client-{order.job.client}-"
-        self._folder = folder / order.run / f"client-{order.job.client}" if folder is not None else None
+    def __init__(self, state: RecordDict, order: Order, folder: str | None) -> None:
+        self._state, self._order, own = state, order, f"client-{order.job.client}"
+        self._prefix = f"incofl-{order.run}-{own}-"
+        self._folder = Path(folder).expanduser() / order.run / own if folder else None
 
     def recall(self, federation: Federation) -> Tensors | None:
         """The memory that the order names, in the coordinates of its slice; ``None``: it is gone. Drops all others."""

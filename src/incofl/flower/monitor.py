@@ -1,6 +1,6 @@
 """An endpoint for Prometheus: what a run's lines say, as gauges and counters."""
 
-from typing import Any, Self
+from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
@@ -10,19 +10,19 @@ from incofl.engine.progress import Lines
 from incofl.engine.run_folder import Row
 from incofl.errors import ConfigError
 
-LEVEL, CLIENT = ("level",), ("client",)  # what a gauge is shown for each of
-GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "round": ("finished rounds", ()),
-    "round_seconds": ("duration of the last round", ()),
-    "train_loss": ("mean over the last cohort's examples", ()),
-    "accuracy_on_nodes": ("first metric on examples that nodes hold out, before they train", ()),
-    "accuracy": ("first metric on the server's test set, at the last evaluation", LEVEL),
-    "node_seconds": ("duration of its last turn", CLIENT),
-    "node_cpu_seconds": ("processor time of its last turn", CLIENT),
-    "node_peak_memory": ("bytes of its process at its peak", CLIENT),
-    "node_bytes_up": ("bytes of its last reply", CLIENT),
-    "node_bytes_down": ("bytes of its last order", CLIENT),
-    "node_level": ("level that it trained last", CLIENT),
+RUN = {
+    "round": "finished rounds",
+    "round_seconds": "duration of the last round",
+    "train_loss": "mean over the last cohort's examples",
+    "accuracy_on_nodes": "first metric on examples that nodes hold out, before they train",
+}
+PER_NODE = {
+    "seconds": "duration of its last turn",
+    "cpu_seconds": "processor time of its last turn",
+    "peak_memory": "bytes of its process at its peak",
+    "bytes_up": "bytes of its last reply",
+    "bytes_down": "bytes of its last order",
+    "level": "level that it trained last",
 }
 
 
@@ -31,7 +31,12 @@ class Monitor(Lines):
 
     def __init__(self, port: int) -> None:
         self._port, self._registry = port, (registry := CollectorRegistry())
-        self._gauges = {name: Gauge(f"incofl_{name}", *about, registry=registry) for name, about in GAUGES.items()}
+        self._run = [Gauge(f"incofl_{name}", about, registry=registry) for name, about in RUN.items()]
+        self._nodes = {
+            key: Gauge(f"incofl_node_{key}", about, ["client"], registry=registry) for key, about in PER_NODE.items()
+        }
+        about = "first metric on the server's test set, at the last evaluation"
+        self._accuracy = Gauge("incofl_accuracy", about, ["level"], registry=registry)
         self._rejected = Counter("incofl_rejected", "turns without an accepted upload", registry=registry)
         self._bytes = Counter("incofl_bytes", "bytes of accepted turns", ["direction"], registry=registry)
 
@@ -57,20 +62,15 @@ class Monitor(Lines):
         super().finished_round(row)
 
     def _show(self, row: Row) -> None:
-        self._set("round", row["round"])
-        self._set("round_seconds", row["seconds"])
-        self._set("train_loss", row["loss"])
-        self._set("accuracy_on_nodes", row.get("accuracy_on_nodes"))
-        for level, accuracy in zip(self._levels, row["accuracy_by_level"] or (), strict=False):
-            self._set("accuracy", accuracy, level)
+        values = row["round"], row["seconds"], row["loss"], row.get("accuracy_on_nodes")
+        shown = [*zip(self._run, values, strict=True)]
+        accuracies = zip(self._levels, row["accuracy_by_level"] or (), strict=False)
+        shown += [(self._accuracy.labels(level), accuracy) for level, accuracy in accuracies]
         for node in row.get("nodes", ()):
-            for key in ("seconds", "cpu_seconds", "peak_memory", "bytes_up", "bytes_down", "level"):
-                self._set(f"node_{key}", node[key], node["client"])
+            shown += [(gauge.labels(node["client"]), node[key]) for key, gauge in self._nodes.items()]
+        for gauge, value in shown:
+            if value is not None:
+                gauge.set(value)
         self._rejected.inc(len(row["rejected"]))
         for direction in ("up", "down"):
             self._bytes.labels(direction).inc(row[f"bytes_{direction}"])
-
-    def _set(self, name: str, value: Any, *of: int) -> None:
-        if value is not None:
-            gauge = self._gauges[name]
-            (gauge.labels(*of) if of else gauge).set(value)

@@ -9,9 +9,9 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -28,13 +28,12 @@ from incofl.tensors import Tensors, empty
 
 VERSION = 2  # of everything below; server and nodes must agree
 HEADER = 1024  # bytes that an array's own header may take, at most
-LIMITS = ("memory", "compute", "bandwidth")
-FACTS = ("name", "classes", "vocabulary", "sequence")  # what the examples of a single node may not show of ``Data``
 TENSORS = ("update", "buffers", "extra")  # the parts of an upload that are tensors
 NUMBERS = ("client", "level", "examples", "steps", "loss")  # what an upload and a report both say
 
 Whole = Annotated[int, Ge(0), Le(2**53)]
 Finite = Annotated[float, AllowInfNan(False)]
+Kind = Literal["", "unreachable", "crashed", "late", "memory", "frozen", "changed"]
 T = TypeVar("T", "Answer", "Report")
 
 
@@ -53,7 +52,8 @@ class Answer:
     @property
     def limits(self) -> dict[str, int]:
         """The limits that it names."""
-        return {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
+        limits = {"memory": self.memory, "compute": self.compute, "bandwidth": self.bandwidth}
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Order:
     memory: tuple[int, int] | None = None  # level and round of the turn from whose memory the node starts
     known: Answer | None = None  # what the node has said of itself, as far as its slice depends on it
     frozen: str = ""  # digest of the frozen part of the slice; empty if nothing is frozen
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # ``FACTS`` of the server's data
+    data: Mapping[str, Any] = field(default_factory=dict)  # attributes of ``Data`` that one node's may not show
 
 
 @options("report")
@@ -89,39 +89,24 @@ class Report:
     version: Whole = VERSION
 
 
-class Missed(UploadError):
-    """A node cannot keep up."""
+class Refusal(UploadError):
+    """Why a node's reply is not accepted; ``kind`` says what follows from it, ``answer`` what the node is now."""
+
+    def __init__(self, reason: str, kind: Kind = "", answer: Answer | None = None) -> None:
+        super().__init__(reason)
+        self.kind, self.answer = kind, answer
 
 
-class OutOfMemory(Missed):
-    """A node had too little memory for its turn."""
+def encode_order(order: Order, tensors: Mapping[str, ArrayRecord]) -> RecordDict:
+    """A turn: what to do, and with which ``tensors``.
 
-
-class LacksFrozen(UploadError):
-    """A node does not have the frozen parameters of its slice."""
-
-
-class Changed(UploadError):
-    """A node is not what it was when its slice was cut."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__("it says other limits than before")
-        self.answer = answer
-
-
-def encode_order(order: Order, model: ArrayRecord, extra: ArrayRecord, frozen: ArrayRecord | None = None) -> RecordDict:
-    """A turn: the slice without its frozen part, what else the method sends, and what to do with it.
-
-    The ``frozen`` part is sent to a node that has said that it lacks it.
+    These are the ``model`` (the slice without its frozen part), what ``extra`` tensors the method sends, and the
+    ``frozen`` part for a node that has said that it lacks it.
     """
     words = {"run": order.run, "config": order.config, "frozen": order.frozen, "memory": list(order.memory or ())}
     record = ConfigRecord({"version": VERSION, **vars(order.job), **words})
-    content = RecordDict({"model": model, "extra": extra, "order": record, "data": ConfigRecord(dict(order.data))})
-    if frozen is not None:
-        content["frozen"] = frozen
-    if order.known is not None:
-        content["answer"] = ConfigRecord(_plain(order.known))
-    return content
+    known = {} if order.known is None else encode_answer(order.known)
+    return RecordDict({**tensors, "order": record, "data": ConfigRecord(dict(order.data)), **known})
 
 
 def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors, Tensors]:
@@ -131,11 +116,9 @@ def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors, Tensors]
         raise UploadError(f"the server speaks version {version} of the messages, this node {VERSION}")
     job = Job(*(record.pop(name) for name in ("client", "level", "round")))
     known = _read(Answer, content["answer"]) if "answer" in content else None
-    memory = tuple(record.pop("memory")) or None
-    model, extra, frozen = (
-        content[name].to_torch_state_dict() if name in content else {} for name in ("model", "extra", "frozen")
-    )
-    return Order(job=job, memory=memory, known=known, data=dict(content["data"]), **record), model, extra, frozen
+    memory, data = tuple(record.pop("memory")) or None, dict(content["data"])
+    sent = (content[name].to_torch_state_dict() if name in content else {} for name in ("model", "extra", "frozen"))
+    return Order(job=job, memory=memory, known=known, data=data, **record), *sent
 
 
 def encode_reply(upload: Upload, round: int, **measured: Any) -> RecordDict:
@@ -151,7 +134,7 @@ def encode_answer(answer: Answer) -> RecordDict:
     return RecordDict({"answer": ConfigRecord(_plain(answer))})
 
 
-def encode_problem(reason: str, kind: str = "") -> RecordDict:
+def encode_problem(reason: str, kind: Kind = "") -> RecordDict:
     """Why there is no result; ``kind`` is ``memory`` or ``frozen`` if one of these was missing."""
     return RecordDict({"problem": ConfigRecord({"version": VERSION, "reason": reason, "kind": kind})})
 
@@ -160,7 +143,7 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: 
     """The upload of a job, and what the node measured: ``totals`` numbers if it holds out examples, else none."""
     _raise_problem(content)
     if "answer" in content:
-        raise Changed(decode_answer(content))
+        raise Refusal("it says other limits than before", "changed", decode_answer(content))
     _check_keys(content, {*TENSORS, "report"}, "the reply")
     layout, slice_ = federation.model.layout, federation.slice(job.level, job.round, job.client)
     names = {"update": layout.parameters, "buffers": layout.buffers, "extra": federation.method.client.extra(layout)}
@@ -168,22 +151,22 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: 
     for part, own in names.items():
         shapes = {name: shape for name, shape in slice_.shapes.items() if name in own}
         tensors[part] = _decode(content[part], part, shapes, federation.model.initial)
-    classes = federation.data.classes if federation.task.classes else None
     report = _read(Report, content["report"])
-    for name, length in (("labels", classes or 0), ("totals", totals if report.tested else 0)):
-        if len(getattr(report, name)) != length:
-            raise UploadError(f"{name!r} is not a list of {length} numbers")
     for name, value in vars(job).items():
         if getattr(report, name) != value:
-            raise UploadError(f"it replies for {name} {getattr(report, name)}, expected {value}")
+            raise Refusal(f"it replies for {name} {getattr(report, name)}, expected {value}")
+    classes = federation.data.classes if federation.task.classes else None
+    for name, length in (("labels", classes or 0), ("totals", totals if report.tested else 0)):
+        if len(getattr(report, name)) != length:
+            raise Refusal(f"{name!r} is not a list of {length} numbers")
     examples, local = len(federation.partition[job.client]), federation.local
     if len(federation.data.train) and report.examples != examples:
-        raise UploadError(f"it has {report.examples} examples, expected {examples}; is its data-root another?")
+        raise Refusal(f"it has {report.examples} examples, expected {examples}; is its data-root another?")
     most = local.epochs * math.ceil(report.examples / local.batch_size)
     if report.steps > most:
-        raise UploadError(f"it has made {report.steps} steps, expected at most {most}")
+        raise Refusal(f"it has made {report.steps} steps, expected at most {most}")
     if report.tested and not totals:
-        raise UploadError(f"it has tested {report.tested} examples, expected none")
+        raise Refusal(f"it has tested {report.tested} examples, expected none")
     upload = Upload(
         **tensors,
         **{name: getattr(report, name) for name in NUMBERS},
@@ -203,34 +186,29 @@ def decode_answer(content: RecordDict) -> Answer:
 
 def _raise_problem(content: RecordDict) -> None:
     if "problem" in content and isinstance(record := content["problem"], ConfigRecord):
-        reason = one_line(str(record.get("reason")))
-        match record.get("kind"):
-            case "memory":
-                raise OutOfMemory(f"out of memory ({reason})")
-            case "frozen":
-                raise LacksFrozen(reason)
-            case _:
-                raise UploadError(reason)
+        reason, kind = one_line(str(record.get("reason"))), record.get("kind")
+        if kind == "memory":
+            raise Refusal(f"out of memory ({reason})", "memory")
+        raise Refusal(reason, "frozen" if kind == "frozen" else "")
 
 
 def _plain(said: Answer | Report) -> dict[str, Any]:
-    """The fields of what a node says, as a record can hold them."""
+    """What a node says as a record can hold it: lists instead of tuples, and nothing instead of ``None``."""
     return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(said).items() if v is not None}
 
 
 def _read(cls: type[T], record: Any) -> T:
     """What a node says, as an object that checks its own values."""
-    what, names = f"the {cls.__name__.lower()}", {field.name: field.default for field in dataclasses.fields(cls)}
+    what, defaults = f"the {cls.__name__.lower()}", {field.name: field.default for field in dataclasses.fields(cls)}
     if not isinstance(record, ConfigRecord | MetricRecord):
-        raise UploadError(f"{what} is not a record of values")
-    left_out = {name for name, default in names.items() if default is None} - record.keys()
-    _check_keys(record, names.keys() - left_out, what)
+        raise Refusal(f"{what} is not a record of values")
+    _check_keys(record, {name for name, value in defaults.items() if value is not None or name in record}, what)
     try:
         said = cls(**record)
     except ConfigError as problem:
-        raise UploadError(one_line(str(problem))) from None
+        raise Refusal(one_line(str(problem))) from None
     if said.version != VERSION:
-        raise UploadError(f"it speaks version {said.version} of the messages, expected {VERSION}")
+        raise Refusal(f"it speaks version {said.version} of the messages, expected {VERSION}")
     return said
 
 
@@ -263,41 +241,30 @@ def num_bytes(content: RecordDict) -> int:
 def _decode(record: Any, part: str, shapes: Mapping[str, tuple[int, ...]], like: Tensors) -> Tensors:
     """The tensors of a record, if names, shapes and types are exactly those that are expected."""
     if not isinstance(record, ArrayRecord):
-        raise UploadError(f"{part!r} is not a record of arrays")
+        raise Refusal(f"{part!r} is not a record of arrays")
     _check_keys(record, set(shapes), repr(part))
     found: Tensors = {}
     for name, shape in shapes.items():
-        array, dtype = record[name], like[name].dtype
-        expected = np.dtype(str(dtype).removeprefix("torch."))
+        what, array, expected = f"{part} {name!r}", record[name], np.dtype(str(like[name].dtype).removeprefix("torch."))
         size, got = math.prod(shape) * expected.itemsize, len(array.data)
         if array.stype != "numpy.ndarray" or got > size + HEADER:
-            raise UploadError(f"{part} {name!r} has {got} bytes of {array.stype[:20]!r}, its slice expects {size}")
-        held, fortran, kind, start = _header(array.data, f"{part} {name!r}")
-        if held != shape or tuple(array.shape) != shape or kind != expected or got != start + size:
-            raise UploadError(
-                f"{part} {name!r} has shape {held} of {kind} in {got} bytes, its slice expects {shape} of {expected}; "
-                "was it trained with another round's slice?"
-            )
-        values = np.frombuffer(array.data, expected, offset=start).reshape(shape, order="F" if fortran else "C")
-        # A copy, in the order of memory that all tensors of models have: bytes that came cannot be written to.
-        found[name] = empty(shape, dtype)
-        np.copyto(found[name].numpy(), values)
+            raise Refusal(f"{what} has {got} bytes of {array.stype[:20]!r}, its slice expects {size}")
+        file = BytesIO(array.data[: 2 * HEADER])
+        try:
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError
+            held, _, kind = np.lib.format.read_array_header_1_0(file, max_header_size=HEADER)
+        except Exception:  # a parser may raise anything at what a stranger sent
+            raise Refusal(f"{what} is not an array") from None
+        if (held, tuple(array.shape), kind, got) != (shape, shape, expected, file.tell() + size):
+            claim = f"has shape {held} of {kind} in {got} bytes, its slice expects {shape} of {expected}"
+            raise Refusal(f"{what} {claim}; was it trained with another round's slice?")
+        # In the order of memory that all tensors of models have.
+        found[name] = empty(shape, like[name].dtype).copy_(torch.from_numpy(array.numpy()))
     return found
-
-
-def _header(data: bytes, what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """What the header of npy bytes claims: shape, whether columns come first, type; and where it ends."""
-    file = BytesIO(data[: 2 * HEADER])
-    try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError
-        shape, fortran, kind = np.lib.format.read_array_header_1_0(file, max_header_size=HEADER)
-    except Exception:  # a parser may raise anything at what a stranger sent
-        raise UploadError(f"{what} is not an array") from None
-    return tuple(shape), fortran, kind, file.tell()
 
 
 def _check_keys(record: Mapping[str, Any], expected: set[str], what: str) -> None:
     if odd := record.keys() ^ expected:
         name = min(odd, key=str)
-        raise UploadError(f"{what} {'holds' if name in record else 'lacks'} {str(name)[:100]!r}")
+        raise Refusal(f"{what} {'holds' if name in record else 'lacks'} {str(name)[:100]!r}")

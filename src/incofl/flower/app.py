@@ -1,4 +1,4 @@
-"""A node: Flower's ``ClientApp`` around the one local training loop."""
+"""The apps of Flower: a server around the loop that every engine runs, nodes around the one local training loop."""
 
 import contextlib
 import dataclasses
@@ -7,31 +7,90 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
 
-from incofl.config import Config, make_config
+from incofl.config import Config, make_config, read_values
 from incofl.config.objects import GIVEN, OBJECTS, name_of
-from incofl.costs import read_limits
+from incofl.costs import human, read_limits
 from incofl.data import Data
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
-from incofl.engine.run import AnyModel
+from incofl.engine.progress import Lines
+from incofl.engine.run import AnyConfig, AnyModel, Result, run
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError, IncoflError
+from incofl.flower.backend import FlowerBackend
 from incofl.flower.memory import NodeMemory
-from incofl.flower.protocol import LIMITS, Answer, Order, decode_order, encode_answer, encode_problem, encode_reply
-from incofl.flower.settings import NodeConfig, read_node_config
+from incofl.flower.protocol import Answer, Order, decode_order, encode_answer, encode_problem, encode_reply
+from incofl.flower.settings import NodeConfig, Settings, read_node_config, read_run_config
 from incofl.method import Method
 from incofl.models import Model
 from incofl.models.pretrained import with_pretrained
+from incofl.options import from_table
 from incofl.split import Slice
 from incofl.task import Task
 from incofl.tensors import Tensors
+
+
+def make_server_app(
+    config: AnyConfig = None,
+    *,
+    model: AnyModel = None,
+    data: Data | str | None = None,
+    method: Method | str | None = None,
+    task: Task | str | None = None,
+    **settings: Any,
+) -> ServerApp:
+    """A server app that trains a federation on Flower's nodes, into a run folder like any other.
+
+    Config and objects are as for ``incofl.run``, and ``settings`` are the fields of ``Settings``. Flower's run config
+    may override both: ``config`` names another config, and ``rounds`` or ``data.alpha`` are keys of it.
+    If only the nodes have training examples, the train part of the server's ``data`` has 0 examples, which tell their
+    shape and type, and its test part is what the server evaluates on.
+    """
+    chosen, app = from_table(Settings, settings, "settings"), ServerApp()
+    objects = {"model": model, "data": data, "method": method, "task": task}
+
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            ours, named, overrides = read_run_config(context.run_config, chosen)
+            serve(grid, _config(named or config, overrides, objects), ours)
+        except IncoflError as problem:
+            raise problem.with_traceback(None) from None  # what Flower shows of it ends with one clear line
+
+    app.main()(main)
+    return app
+
+
+def serve(grid: Grid, config: Config, settings: Settings) -> Result:
+    """Runs a federation on the nodes of a grid and returns its result."""
+    with contextlib.ExitStack() as stack:
+        progress = Lines()
+        if settings.metrics_port:
+            from incofl.flower.monitor import Monitor  # prometheus-client is not needed otherwise
+
+            progress = stack.enter_context(Monitor(settings.metrics_port))
+        backend = FlowerBackend(grid, settings)
+        result = run(config, settings.out, resume=settings.resume, progress=progress, backend=backend)
+    metric = "" if result["accuracy"] is None else f", {result['metric']} {result['accuracy']:.4g}"
+    traffic = ", ".join(f"{human(result[f'bytes_{direction}'], 'B')} {direction}" for direction in ("down", "up"))
+    print(f"{result['rounds']} rounds{metric}; {traffic}, {result['seconds']:.0f} s; records in {settings.out}")
+    return result
+
+
+def _config(given: AnyConfig, overrides: list[str], objects: Mapping[str, Any]) -> Config:
+    if isinstance(given, Config):
+        objects = given.objects | {kind: value for kind, value in objects.items() if value is not None}
+        given = given.to_dict()
+    config = make_config(given if isinstance(given, Mapping) else read_values(given), overrides, **objects)
+    if config.engine.compile:
+        raise ConfigError("engine.compile: got true, expected false: nodes are new processes in every turn")
+    return config
 
 
 def make_client_app(
@@ -43,13 +102,9 @@ def make_client_app(
 ) -> ClientApp:
     """A client app that trains what the server sends; each node is described by a ``NodeConfig``.
 
-    Args:
-        model: what ``make_server_app`` was given.
-        data: a function of Flower's context that returns the node's examples, as ``Data`` or in a form that ``Data``
-            takes; the server never sees them. If it returns ``Data`` with a test part, the node evaluates each model
-            that it receives on it. Or what ``make_server_app`` was given, of which the node takes its client's part.
-        method: what ``make_server_app`` was given.
-        task: what ``make_server_app`` was given.
+    The objects are those that ``make_server_app`` was given; of data, the node takes its client's part. If ``data`` is
+    a function of Flower's context, it returns the node's own examples, as ``Data`` or in a form that ``Data`` takes,
+    which the server never sees. If they have a test part, the node evaluates each model that it receives on it.
     """
     node, app = Node({"model": model, "data": data, "method": method, "task": task}), ClientApp()
     app.train()(_safely(node.train))
@@ -83,15 +138,15 @@ class Node:
         self._built: tuple[Any, Config, Federation, Worker] | None = None  # the last, after what it was built from
 
     def train(self, content: RecordDict, context: Context) -> RecordDict:
-        start, (used, _) = time.perf_counter(), _usage()
+        start, cpu_start = time.perf_counter(), time.process_time()
         order, state, extra, frozen = decode_order(content)
-        job, node = order.job, self._config(context)
+        job, node = order.job, self._node_config(context)
         if order.known is not None and _said(node, job.client) != order.known:
             return self.introduce(content, context)  # it is not what it was, and this slice may be too large for it
         config, federation, worker = self._prepared(order, node, context)
         slice_ = federation.slice(job.level, job.round, job.client)
         slice_.check(state, "the model that was sent")
-        memory = NodeMemory(context.state, order, Path(node.state_dir).expanduser() if node.state_dir else None)
+        memory = NodeMemory(context.state, order, node.state_dir)
         found = memory.frozen(frozen, lambda: _own_frozen(config, federation.model, slice_))
         if found is None:
             return encode_problem("its frozen parameters are not the server's", "frozen")
@@ -105,16 +160,17 @@ class Node:
             measured |= {"tested": len(held_out), "totals": tuple(totals)}
         upload = worker.turn(job, state, extra, remembered)
         memory.keep(upload.memory)
-        now, peak = _usage()
-        measured |= {"seconds": time.perf_counter() - start, "cpu_seconds": now - used, "peak_memory": peak}
+        measured |= {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        measured["peak_memory"] = peak if sys.platform == "darwin" else 1024 * peak
         return encode_reply(upload, job.round, **measured)
 
     def introduce(self, content: RecordDict, context: Context) -> RecordDict:
         """What this node can do."""
         examples = len(self._data(context, {}).train) if self._own_data else None
-        return encode_answer(dataclasses.replace(_said(self._config(context)), examples=examples))
+        return encode_answer(dataclasses.replace(_said(self._node_config(context)), examples=examples))
 
-    def _config(self, context: Context) -> NodeConfig:
+    def _node_config(self, context: Context) -> NodeConfig:
         return read_node_config(context.node_config, strict=not self._own_data)  # a function may read other keys
 
     def _data(self, context: Context, facts: Mapping[str, Any]) -> Data:
@@ -172,12 +228,5 @@ def _own_frozen(config: Config, model: Model, slice_: Slice) -> Tensors:
 
 def _said(node: NodeConfig, client: int | None = None) -> Answer:
     """What a node's config says of it; one that names no client is the one that it is taken for."""
-    limits = {key: getattr(node, key) for key in LIMITS if getattr(node, key) is not None}
-    number = client if node.partition_id is None else node.partition_id
-    return Answer(number, node.level, **read_limits(limits, "node-config"))
-
-
-def _usage() -> tuple[float, int]:
-    """Processor time, and bytes at its peak, of this process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    said = {name: value for name, value in vars(node).items() if value is not None}
+    return Answer(said.get("partition_id", client), node.level, **read_limits(said, "node-config"))
