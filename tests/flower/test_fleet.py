@@ -1,5 +1,6 @@
 """Which node is which client, and what it can afford."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from incofl.errors import ConfigError, RunError
 from incofl.flower import Settings
 from incofl.flower.fleet import Fleet
 from incofl.flower.protocol import Answer
+from tests.federations import tiny_federation
 from tests.flower.loop import LoopGrid
 
 # Of three levels, which need 100, 200 and 300 bytes.
@@ -17,7 +19,9 @@ COSTS = [Cost(level, (level + 1,), 1.0, 10 * (level + 1), 10, 5, 5, 100 * (level
 
 
 def make(path: Path) -> Fleet:
-    return Fleet(LoopGrid(None), Settings(), path / "nodes.json", COSTS, ClientLevels((2, 2, 2)))  # type: ignore[arg-type]
+    federation = dataclasses.replace(tiny_federation(), levels=ClientLevels((2, 2, 2)))
+    federation.__dict__["costs"] = COSTS  # a cached property
+    return Fleet(LoopGrid(None), Settings(), path / "nodes.json", federation)  # type: ignore[arg-type]
 
 
 def test_the_largest_model_that_fits(tmp_path: Path) -> None:

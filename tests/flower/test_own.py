@@ -1,5 +1,6 @@
 """Your own models, data, tasks and methods; the settings of a fleet, and its endpoint."""
 
+import contextlib
 import dataclasses
 import json
 import runpy
@@ -311,8 +312,8 @@ def test_the_endpoint_shows_the_run(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.listen()
-        with pytest.raises(ConfigError, match="metrics_port"), Monitor(port):
-            pass
+        with pytest.raises(ConfigError, match="metrics_port"):
+            Monitor(port)
     seen: list[str] = []
 
     class Reader(Monitor):
@@ -327,7 +328,7 @@ def test_the_endpoint_shows_the_run(tmp_path: Path) -> None:
 
     config: Config = tiny_config("rounds=2", "data.clients=2", "cohort=2", "data.limit=40", "model.name=tiny-mlp")
     config = dataclasses.replace(config, split=dataclasses.replace(config.split, levels=2))
-    with Reader(port) as monitor:
+    with contextlib.closing(Reader(port)) as monitor:
         backend = FlowerBackend(fleet(config), settings(tmp_path / "run"))
         incofl.run(config, tmp_path / "run", progress=monitor, backend=backend)
     assert "incofl_round 2.0" in seen[1]

@@ -27,7 +27,7 @@ from incofl.errors import ConfigError, IncoflError
 from incofl.flower.backend import FlowerBackend
 from incofl.flower.memory import NodeMemory
 from incofl.flower.protocol import Answer, Order, decode_order, encode_answer, encode_problem, encode_reply
-from incofl.flower.settings import NodeConfig, Settings, read_node_config, read_run_config
+from incofl.flower.settings import NodeConfig, Settings, read_run_config
 from incofl.method import Method
 from incofl.models import Model
 from incofl.models.pretrained import with_pretrained
@@ -74,7 +74,7 @@ def serve(grid: Grid, config: Config, settings: Settings) -> Result:
         if settings.metrics_port:
             from incofl.flower.monitor import Monitor  # prometheus-client is not needed otherwise
 
-            progress = stack.enter_context(Monitor(settings.metrics_port))
+            progress = stack.enter_context(contextlib.closing(Monitor(settings.metrics_port)))
         backend = FlowerBackend(grid, settings)
         result = run(config, settings.out, resume=settings.resume, progress=progress, backend=backend)
     metric = "" if result["accuracy"] is None else f", {result['metric']} {result['accuracy']:.4g}"
@@ -140,8 +140,8 @@ class Node:
     def train(self, content: RecordDict, context: Context) -> RecordDict:
         start, cpu_start = time.perf_counter(), time.process_time()
         order, state, extra, frozen = decode_order(content)
-        job, node = order.job, self._node_config(context)
-        if order.known is not None and _said(node, job.client) != order.known:
+        job, (node, said) = order.job, self._describe(context, order.job.client)
+        if order.known not in (None, said):
             return self.introduce(content, context)  # it is not what it was, and this slice may be too large for it
         config, federation, worker = self._prepared(order, node, context)
         slice_ = federation.slice(job.level, job.round, job.client)
@@ -168,10 +168,16 @@ class Node:
     def introduce(self, content: RecordDict, context: Context) -> RecordDict:
         """What this node can do."""
         examples = len(self._data(context, {}).train) if self._own_data else None
-        return encode_answer(dataclasses.replace(_said(self._node_config(context)), examples=examples))
+        return encode_answer(dataclasses.replace(self._describe(context)[1], examples=examples))
 
-    def _node_config(self, context: Context) -> NodeConfig:
-        return read_node_config(context.node_config, strict=not self._own_data)  # a function may read other keys
+    def _describe(self, context: Context, client: int | None = None) -> tuple[NodeConfig, Answer]:
+        """This node's config, and what that says of it; if it names no client, the node is the one given."""
+        strict = not self._own_data  # a function that loads data may read other keys
+        known = {field.name for field in dataclasses.fields(NodeConfig)}
+        given = {key.replace("-", "_"): value for key, value in context.node_config.items()}
+        given = {key: value for key, value in given.items() if strict or key in known}
+        node, limits = from_table(NodeConfig, given, "node-config"), read_limits(given, "node-config")
+        return node, Answer(given.get("partition_id", client), node.level, **limits)
 
     def _data(self, context: Context, facts: Mapping[str, Any]) -> Data:
         """The examples that only this node has, with what the server says of all; a ``Data`` keeps its name."""
@@ -224,9 +230,3 @@ def _own_frozen(config: Config, model: Model, slice_: Slice) -> Tensors:
         with contextlib.suppress(ConfigError):  # without the file, the server sends the frozen part
             model = with_pretrained(model, config.model.pretrained)
     return slice_.look({name: model.initial[name] for name in slice_.frozen})
-
-
-def _said(node: NodeConfig, client: int | None = None) -> Answer:
-    """What a node's config says of it; one that names no client is the one that it is taken for."""
-    said = {name: value for name, value in vars(node).items() if value is not None}
-    return Answer(said.get("partition_id", client), node.level, **read_limits(said, "node-config"))

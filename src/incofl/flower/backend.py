@@ -1,4 +1,4 @@
-"""A fleet of Flower nodes as the place where the clients of a run are: who is there, and their turns.
+"""A fleet of Flower nodes as the place where the clients of a run are.
 
 Replies are fetched as they come, checked, and added up in the order of the schedule, so that sums do not depend on who
 is first. Early replies wait on disk: the server holds one upload, and those that are just arriving.
@@ -31,19 +31,9 @@ from incofl.engine.run_folder import Row, RunFolder
 from incofl.engine.trace import Trace
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError, RunError
+from incofl.flower import protocol
 from incofl.flower.fleet import Fleet
-from incofl.flower.memory import MemoryLedger
-from incofl.flower.protocol import (
-    TENSORS,
-    Order,
-    Refusal,
-    Report,
-    arrays,
-    decode_reply,
-    digest,
-    encode_order,
-    num_bytes,
-)
+from incofl.flower.protocol import TENSORS, Answer, Order, Refusal, Report
 from incofl.flower.settings import Settings
 from incofl.flower.transport import CLOCKS, LOG, SAVED, Exchange
 from incofl.inputs import map_inputs
@@ -72,16 +62,15 @@ class FlowerBackend:
         return dataclasses.replace(federation, open=True)
 
     def memories(self, config: Config, federation: Federation, folder: Path) -> Memories:
-        return MemoryLedger(federation)
+        self._fleet = Fleet(self._grid, self._settings, self._nodes_file, federation)
+        return self._fleet
 
     def executor(
         self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: Memories
     ) -> Executor:
-        assert isinstance(memories, MemoryLedger)
-        grid, settings = self._grid, self._settings
+        settings = self._settings
         self._least = max(1, settings.min_nodes or config.cohort_size, settings.min_replies)
-        self._fleet = Fleet(grid, settings, self._nodes_file, federation.costs, federation.levels)
-        executor = GridExecutor(grid, settings, config, federation, self._fleet, memories, trace)
+        executor = GridExecutor(self._grid, settings, config, federation, self._fleet, trace)
         self.observed = executor.observed
         return executor
 
@@ -95,15 +84,14 @@ class FlowerBackend:
     def suffices(self, round: int, stats: RoundStats) -> bool:
         """Whether enough replies were accepted; a run whose round fails again and again ends."""
         self._fleet.save()
-        accepted, settings = len(stats.clients) - len(stats.rejected), self._settings
-        if accepted >= settings.min_replies:
-            self._attempts = 0
+        accepted, least = len(stats.clients) - len(stats.rejected), self._settings.min_replies
+        self._attempts = 0 if accepted >= least else self._attempts + 1
+        if not self._attempts:
             return True
-        self._attempts += 1
-        problem = f"round {round + 1}: {accepted} accepted replies, expected at least {settings.min_replies}"
+        problem = f"round {round + 1}: {accepted} accepted replies, expected at least {least}"
         for refusal in stats.rejected:
             LOG.warning("incofl: %s", refusal["reason"])
-        if self._attempts >= settings.attempts:
+        if self._attempts >= self._settings.attempts:
             raise RunError(f"{problem} (min-replies), {self._attempts} times; {SAVED}")
         LOG.warning("incofl: %s; it is repeated", problem)
         return False
@@ -137,7 +125,6 @@ class GridExecutor:
     config: Config
     federation: Federation
     fleet: Fleet
-    ledger: MemoryLedger
     trace: Trace
 
     def __post_init__(self) -> None:
@@ -147,7 +134,7 @@ class GridExecutor:
         self._abandoned: dict[int, Exchange] = {}  # by node, replies that were not here in time and may still come
         self._rows: list[Row] = []  # a line for each reply of the last round
         self._reports: list[Report] = []  # likewise
-        self._held_out = HeldOut(self.federation)
+        self._metric = self.federation.task.all_metrics[self.federation.task.first]
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
         self._rows, self._reports, self._parts = [], [], {}
@@ -155,7 +142,9 @@ class GridExecutor:
         waiting, under_way = deque(jobs), deque[Turn]()
         while waiting or under_way:
             while waiting and len(under_way) < self.settings.window:
-                under_way.append(self._begin(server, waiting.popleft()))
+                job = waiting.popleft()
+                under_way.append(Turn(job, self.fleet.nodes[job.client].node, self._cut(server, job)))
+                self._send(under_way[-1])
             start, turn = time.perf_counter(), under_way.popleft()
             while turn.outcome is None:
                 self._look(turn)
@@ -170,39 +159,35 @@ class GridExecutor:
     def observed(self) -> Row:
         """What the nodes of the last round measured."""
         row = Row(nodes=self._rows)
-        if (value := self._held_out.value(self._reports)) is not None:
+        if (value := self._held_out(self._reports)) is not None:
             tested = sum(report.tested for report in self._reports)
             LOG.info("incofl: on %d held-out examples of nodes, before they trained: %.4g", tested, value)
             row["accuracy_on_nodes"] = value
         return row
-
-    def _begin(self, server: Server, job: Job) -> Turn:
-        turn = Turn(job, self.fleet.nodes[job.client].node, self._cut(server, job))
-        if turn.node in self._abandoned:
-            turn.outcome = Refusal("its reply to an earlier order is still on its way")
-        else:
-            self._send(turn)
-        return turn
 
     def _cut(self, server: Server, job: Job) -> Parts:
         if job.level not in self._parts or self.federation.splitter.by_client:
             slice_, rule = self.federation.slice(job.level, job.round, job.client), self.federation.method.server
             held, extra = slice_.look(server.state(job.level)), slice_.look(rule.extra_for_client(server, job.level))
             frozen = {name: held.pop(name) for name in slice_.frozen}
-            sent = {"model": arrays(held), "extra": arrays(extra)}
-            self._parts[job.level] = sent, frozen, digest(frozen)
+            sent = {"model": protocol.arrays(held), "extra": protocol.arrays(extra)}
+            self._parts[job.level] = sent, frozen, protocol.digest(frozen)
         return self._parts[job.level]
 
     def _send(self, turn: Turn) -> None:
+        if turn.node in self._abandoned:
+            turn.outcome = Refusal("its reply to an earlier order is still on its way")
+            return
         job, (sent, frozen, frozen_digest), deadline = turn.job, turn.parts, self.settings.deadline
-        memory, known = self.ledger.manifest.get(job.client), self.fleet.nodes[job.client].known
+        memory, node = self.fleet.manifest.get(job.client), self.fleet.nodes[job.client]
+        known = Answer(node.client, node.wanted, **node.limits)
         facts = {name: value for name in FACTS if (value := getattr(self.federation.data, name)) is not None}
         order = Order(self.fleet.run, self.config.to_toml(), job, memory, known, frozen_digest, facts)
-        content = encode_order(order, sent | ({"frozen": arrays(frozen)} if turn.with_frozen else {}))
+        content = protocol.encode_order(order, sent | ({"frozen": protocol.arrays(frozen)} if turn.with_frozen else {}))
         group = str(job.round + 1)
         message = Message(content, turn.node, MessageType.TRAIN, ttl=deadline + CLOCKS, group_id=group)
         turn.exchange = Exchange(self.grid, message, deadline)
-        turn.bytes_down += num_bytes(content)
+        turn.bytes_down += protocol.num_bytes(content)
 
     def _look(self, turn: Turn, early: bool = False) -> None:
         """Looks for a reply and takes it in; an ``early`` one is put on disk."""
@@ -211,9 +196,11 @@ class GridExecutor:
         try:
             if (content := turn.exchange.reply()) is None:
                 return
-            totals = math.prod(self._held_out.shape)
-            upload, report = decode_reply(content, self.federation, turn.job, totals)
-            self._held_out.check(report)
+            upload, report = protocol.decode_reply(content, self.federation, turn.job, math.prod(self._totals_shape))
+            value = self._held_out([report])
+            if report.tested and (value is None or (self._metric.percent and not 0 <= value <= 1)):
+                name = self.federation.task.first
+                raise Refusal(f"its {name} on held-out examples is {value}, expected a possible value")
         except Refusal as problem:
             if problem.kind == "frozen" and not turn.with_frozen:
                 turn.with_frozen = True
@@ -223,7 +210,7 @@ class GridExecutor:
             if turn.exchange.running:
                 self._abandoned[turn.node] = turn.exchange
         else:
-            turn.early, turn.bytes_up = early, num_bytes(content)
+            turn.early, turn.bytes_up = early, protocol.num_bytes(content)
             turn.outcome = on_disk(upload, Path(self.settings.out)) if early else upload, report
 
     def _result(self, turn: Turn, outcome: tuple[Upload, Report] | Refusal) -> Upload | Lost:
@@ -239,7 +226,7 @@ class GridExecutor:
         if report.forgot:
             row["forgot"] = True
         if report.tested:
-            row |= {"accuracy": self._held_out.value([report]), "tested": report.tested}
+            row |= {"accuracy": self._held_out([report]), "tested": report.tested}
         self._rows.append(row)
         self._reports.append(report)
         if turn.early:
@@ -257,39 +244,23 @@ class GridExecutor:
             return f"; it gets level {self.fleet.nodes[client].level} from now on"
         return ""
 
-
-class HeldOut:
-    """The task's first metric on examples that nodes hold out: nodes report its totals, which add up."""
-
-    def __init__(self, federation: Federation) -> None:
-        self._federation = federation
-        self._name = federation.task.first
-        self._metric = federation.task.all_metrics[self._name]
-
     @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the totals, found by evaluating a blank example; none if the server has all examples."""
-        f = self._federation
-        if len(f.data.train):
+    def _totals_shape(self) -> tuple[int, ...]:
+        """The shape of the metric's totals, found by evaluating a blank example; none if the server has examples."""
+        f, x, y = self.federation, self.federation.data.train.x, self.federation.data.train.y
+        if len(y):
             return (0,)
-        x, y = f.data.train.x, f.data.train.y
         blank = Examples(map_inputs(lambda t: t.new_zeros(1, *t.shape[1:]), x), y.new_zeros(1, *y.shape[1:]))
         score = Worker(f).score(0, 0, f.slice(0, 0).look(f.model.initial), blank)
-        return tuple(score.totals[self._name].shape)
+        return tuple(score.totals[f.task.first].shape)
 
-    def check(self, report: Report) -> None:
-        """Refuses totals that no examples can have."""
-        value = self.value([report])
-        if report.tested and (value is None or (self._metric.percent and not 0 <= value <= 1)):
-            raise Refusal(f"its {self._name} on held-out examples is {value}, expected a possible value")
-
-    def value(self, reports: Iterable[Report]) -> float | None:
-        """The metric over all held-out examples; ``None`` if there are none, or if it cannot be computed."""
+    def _held_out(self, reports: Iterable[Report]) -> float | None:
+        """The metric over all examples that nodes hold out; ``None`` if there are none, or if it cannot be computed."""
         totals = [torch.tensor(report.totals, dtype=torch.float64) for report in reports if report.tested]
         if not totals:
             return None
         try:
-            value = float(self._metric.value(torch.stack(totals).sum(0).reshape(self.shape)))
+            value = float(self._metric.value(torch.stack(totals).sum(0).reshape(self._totals_shape)))
         except (ValueError, ArithmeticError):  # the root of a negative number, from a node that does not tell the truth
             return None
         return value if math.isfinite(value) else None

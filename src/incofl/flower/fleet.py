@@ -1,23 +1,23 @@
-"""The fleet: which node is which client, and the largest sub-model that each can afford.
+"""The fleet: which node is which client, the largest sub-model that each can afford, and what it remembers.
 
-A node says its limits, or the level it wants; one that says nothing gets the level that the config gives its client
-number. A node that misses deadlines or runs out of memory gets a smaller one. All of it is remembered in the run folder
-(``nodes.json``) and found again when a run is resumed or a node comes back.
+All of it is kept in the run folder and found again when a run is resumed or a node comes back.
 """
 
 import json
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from incofl.costs import Cost, DeviceClass, assign
+from incofl.client import Upload
+from incofl.costs import DeviceClass, assign
 from incofl.engine.checkpoint import write_json
-from incofl.engine.federation import ClientLevels, ListedLevels
+from incofl.engine.federation import Federation, ListedLevels
+from incofl.engine.store import Manifest
 from incofl.errors import ConfigError, RunError
 from incofl.flower.protocol import VERSION, Answer, Refusal, decode_answer
 from incofl.flower.settings import Settings
@@ -36,20 +36,15 @@ class Node:
     examples: int | None = None  # number of its training examples, where only the node has them
     missed: int = 0  # number of deadlines that it missed in a row
 
-    @property
-    def known(self) -> Answer:
-        """What it has said, as far as its level depends on it."""
-        return Answer(self.client, self.wanted, **self.limits)
-
 
 class Fleet:
     """All nodes of a run, by client."""
 
-    def __init__(
-        self, grid: Grid, settings: Settings, path: Path, costs: Sequence[Cost], defaults: ClientLevels | ListedLevels
-    ) -> None:
+    def __init__(self, grid: Grid, settings: Settings, path: Path, federation: Federation) -> None:
         self._grid, self._settings, self._path = grid, settings, path
-        self._costs, self._defaults = list(costs), defaults
+        self._costs, self._defaults = federation.costs, federation.levels
+        self._remembers = bool(federation.method.client.memory(federation.model.layout))
+        self.manifest: Manifest = {}  # from which accepted turn a client's memory is, which its node keeps
         self._asked: dict[int, Exchange] = {}  # by node, questions without an answer
         self._present: dict[int, int] = {}  # by node, the clients that have answered in this process
         self._begun = False
@@ -70,6 +65,19 @@ class Fleet:
         entries = [asdict(node) | {"node": str(node.node)} for _, node in sorted(self.nodes.items())]
         refused = [{"node": str(node), "reason": reason} for node, reason in sorted(self.refused.items())]
         write_json(self._path, {"run": self.run, "nodes": entries, "refused": refused})
+
+    def keeper(self, round: int) -> Callable[[Upload], None]:
+        def keep(upload: Upload) -> None:
+            if self._remembers:
+                self.manifest[upload.client] = upload.level, round
+
+        return keep
+
+    def restore(self, manifest: Manifest) -> None:
+        self.manifest = dict(manifest)
+
+    def saved(self) -> None:
+        """Does nothing: the manifest is in the checkpoint."""
 
     def gather(self, round: int, least: int) -> None:
         """Waits, not too long, for all nodes before the first round and for the ``least`` number before others."""
@@ -140,13 +148,10 @@ class Fleet:
         return f"it is left out: {reason}"
 
     def welcome(self, id: int, answer: Answer) -> Node:
-        """Takes in a node that has answered; a client that comes back under the same limits keeps its level.
-
-        Of two nodes that claim to be the same client, the first is believed as long as it is connected.
-        """
+        """Takes in a node that has answered; a client that comes back under the same limits keeps its level."""
         client = self._number(id, answer)
         node = self.nodes.get(client)
-        if node is not None and node.node != id and self._present.get(node.node) == client:
+        if node is not None and node.node != id and self._present.get(node.node) == client:  # while it is connected
             raise ConfigError(f"partition-id: got {client}, which node {node.node} is, expected one of its own")
         if node is None or (node.wanted, node.limits) != (answer.level, answer.limits):
             node = Node(client, id, self._level(id, client, answer), answer.level, answer.limits)
@@ -170,12 +175,12 @@ class Fleet:
         return found[0]
 
     def _level(self, id: int, client: int, answer: Answer) -> int:
-        if answer.level is None:
-            limited = DeviceClass(f"node {id}", 1, **answer.limits)
-            return assign([limited], self._costs)[0] if answer.limits else self._defaults[client]
-        if answer.level >= len(self._costs):
+        """The level that a node asks for, the largest within the limits that it names, or what the config says."""
+        if answer.level is not None and answer.level >= len(self._costs):
             raise ConfigError(f"level: got {answer.level}, expected 0 to {len(self._costs) - 1}")
-        return answer.level
+        if answer.level is None and answer.limits:
+            return assign([DeviceClass(f"node {id}", 1, **answer.limits)], self._costs)[0]
+        return self._defaults[client] if answer.level is None else answer.level
 
     def missed(self, client: int, at_once: bool = False) -> bool:
         """Notes that a turn was too much for a node; whether it gets a smaller one, ``at_once`` or out of patience."""

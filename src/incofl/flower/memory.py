@@ -1,9 +1,7 @@
-"""What a node remembers between its turns, and what the server knows of it.
+"""What a node remembers between its turns: it never leaves the node.
 
-The memory itself never leaves the node. The server keeps, with its checkpoint, which turn each node's memory is from:
-the last one that it accepted. Every order says so, and a node starts from exactly that memory: what it made of a turn
-whose reply was late, lost, refused, or forgotten by a server that crashed, is never used. A node keeps the memory that
-it started from until an order names another.
+Every order says from which turn the memory is that the node starts from, the last one that the server accepted: what it
+made of a turn whose reply was late, lost, refused, or forgotten by a server that crashed, is never used.
 """
 
 from collections.abc import Callable
@@ -13,41 +11,17 @@ from flwr.app import ArrayRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from incofl.client import Upload
 from incofl.engine.checkpoint import atomic_write
 from incofl.engine.federation import Federation
-from incofl.engine.store import ClientStore, Manifest
+from incofl.engine.store import ClientStore
 from incofl.flower.protocol import Order, arrays, digest
 from incofl.tensors import Tensors
 
 FROZEN = "frozen"  # the name under which a node keeps the frozen part of a slice
 
 
-class MemoryLedger:
-    """The server's part: which turn of each client was accepted last, for methods whose clients remember."""
-
-    def __init__(self, federation: Federation) -> None:
-        self._remembers = bool(federation.method.client.memory(federation.model.layout))
-        self.manifest: Manifest = {}
-
-    def keeper(self, round: int) -> Callable[[Upload], None]:
-        def keep(upload: Upload) -> None:
-            if self._remembers:
-                self.manifest[upload.client] = upload.level, round
-
-        return keep
-
-    def restore(self, manifest: Manifest) -> None:
-        self.manifest = dict(manifest)
-
-    def save(self) -> None:
-        """Does nothing: it is in the checkpoint."""
-
-    saved = save
-
-
 class NodeMemory:
-    """A node's part: in a folder, or in Flower's context, which lives as long as the node's process."""
+    """In a folder, or in Flower's context, which lives as long as the node's process."""
 
     def __init__(self, state: RecordDict, order: Order, folder: str | None) -> None:
         self._state, self._order, own = state, order, f"client-{order.job.client}"

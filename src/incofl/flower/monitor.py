@@ -1,7 +1,5 @@
 """An endpoint for Prometheus: what a run's lines say, as gauges and counters."""
 
-from typing import Self
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from incofl.config import Config
@@ -30,24 +28,22 @@ class Monitor(Lines):
     """Prints a line for every round, and shows the run at a port."""
 
     def __init__(self, port: int) -> None:
-        self._port, self._registry = port, (registry := CollectorRegistry())
+        registry = CollectorRegistry()
+        labelled = {key: (f"incofl_node_{key}", about, ["client"]) for key, about in PER_NODE.items()}
         self._run = [Gauge(f"incofl_{name}", about, registry=registry) for name, about in RUN.items()]
-        self._nodes = {
-            key: Gauge(f"incofl_node_{key}", about, ["client"], registry=registry) for key, about in PER_NODE.items()
-        }
+        self._nodes = {key: Gauge(*about, registry=registry) for key, about in labelled.items()}
         about = "first metric on the server's test set, at the last evaluation"
         self._accuracy = Gauge("incofl_accuracy", about, ["level"], registry=registry)
         self._rejected = Counter("incofl_rejected", "turns without an accepted upload", registry=registry)
         self._bytes = Counter("incofl_bytes", "bytes of accepted turns", ["direction"], registry=registry)
 
-    def __enter__(self) -> Self:
         try:
-            self._server, _ = start_http_server(self._port, registry=self._registry)
+            self._server, _ = start_http_server(port, registry=registry)
         except OSError as problem:
-            raise ConfigError(f"metrics_port: got {self._port}, which cannot be used ({problem.strerror})") from None
-        return self
+            raise ConfigError(f"metrics_port: got {port}, which cannot be used ({problem.strerror})") from None
 
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Frees the port."""
         self._server.shutdown()
         self._server.server_close()
 

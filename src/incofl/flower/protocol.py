@@ -98,11 +98,7 @@ class Refusal(UploadError):
 
 
 def encode_order(order: Order, tensors: Mapping[str, ArrayRecord]) -> RecordDict:
-    """A turn: what to do, and with which ``tensors``.
-
-    These are the ``model`` (the slice without its frozen part), what ``extra`` tensors the method sends, and the
-    ``frozen`` part for a node that has said that it lacks it.
-    """
+    """A turn, with the ``model`` without its frozen part, the method's ``extra``, and ``frozen`` if a node lacks it."""
     words = {"run": order.run, "config": order.config, "frozen": order.frozen, "memory": list(order.memory or ())}
     record = ConfigRecord({"version": VERSION, **vars(order.job), **words})
     known = {} if order.known is None else encode_answer(order.known)
