@@ -236,3 +236,11 @@ def test_bad_answers_are_refused(record: dict[str, object], reason: str) -> None
         decode_answer(wired(RecordDict({"answer": ConfigRecord(record)})))
     with pytest.raises(UploadError, match=r"the answer lacks 'answer'|holds"):
         decode_answer(RecordDict({"metrics": MetricRecord({"a": 1})}))
+
+
+def test_what_is_said_of_a_bad_value_is_short() -> None:
+    for value in ("x" * 10**6, "\x1b[2J\n" * 10**5, [7] * 10**5):
+        with pytest.raises(Refusal) as problem:
+            decode_answer(wired(RecordDict({"answer": ConfigRecord({"version": 2, "level": value})})))
+        assert len(str(problem.value)) <= 300
+        assert str(problem.value).isprintable()

@@ -20,7 +20,6 @@ from incofl.costs import human, read_limits
 from incofl.data import Data
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
-from incofl.engine.progress import Lines
 from incofl.engine.run import AnyConfig, AnyModel, Result, run
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError, IncoflError
@@ -49,9 +48,9 @@ def make_server_app(
     """A server app that trains a federation on Flower's nodes, into a run folder like any other.
 
     Config and objects are as for ``incofl.run``, and ``settings`` are the fields of ``Settings``. Flower's run config
-    may override both: ``config`` names another config, and ``rounds`` or ``data.alpha`` are keys of it.
-    If only the nodes have training examples, the train part of the server's ``data`` has 0 examples, which tell their
-    shape and type, and its test part is what the server evaluates on.
+    may override both: ``config`` names another config, and ``rounds`` or ``data.alpha`` are keys of it. If only the
+    nodes have training examples, the train part of the server's ``data`` has 0 examples, which tell their shape and
+    type, and its test part is what the server evaluates on.
     """
     chosen, app = from_table(Settings, settings, "settings"), ServerApp()
     objects = {"model": model, "data": data, "method": method, "task": task}
@@ -70,7 +69,7 @@ def make_server_app(
 def serve(grid: Grid, config: Config, settings: Settings) -> Result:
     """Runs a federation on the nodes of a grid and returns its result."""
     with contextlib.ExitStack() as stack:
-        progress = Lines()
+        progress = None  # lines
         if settings.metrics_port:
             from incofl.flower.monitor import Monitor  # prometheus-client is not needed otherwise
 
@@ -107,26 +106,22 @@ def make_client_app(
     which the server never sees. If they have a test part, the node evaluates each model that it receives on it.
     """
     node, app = Node({"model": model, "data": data, "method": method, "task": task}), ClientApp()
-    app.train()(_safely(node.train))
-    app.query()(_safely(node.introduce))
+    app.train()(lambda message, context: _reply(node.train, message, context))
+    app.query()(lambda message, context: _reply(node.introduce, message, context))
     return app
 
 
-def _safely(act: Callable[[RecordDict, Context], RecordDict]) -> Callable[[Message, Context], Message]:
-    """Tells the server in one line what went wrong; a bug is passed on to Flower."""
-
-    def reply(message: Message, context: Context) -> Message:
-        try:
-            content = act(message.content, context)
-        except (IncoflError, MemoryError, RuntimeError) as problem:
-            lacks_memory = isinstance(problem, MemoryError | torch.OutOfMemoryError)
-            lacks_memory |= "can't allocate memory" in str(problem)  # torch's own words on a CPU
-            if not lacks_memory and not isinstance(problem, IncoflError):
-                raise
-            content = encode_problem(str(problem) or type(problem).__name__, "memory" if lacks_memory else "")
-        return Message(content, reply_to=message)
-
-    return reply
+def _reply(act: Callable[[RecordDict, Context], RecordDict], message: Message, context: Context) -> Message:
+    """The result, or in one line what went wrong; a bug is passed on to Flower."""
+    try:
+        content = act(message.content, context)
+    except (IncoflError, MemoryError, RuntimeError) as problem:
+        lacks_memory = isinstance(problem, MemoryError | torch.OutOfMemoryError)
+        lacks_memory |= "can't allocate memory" in str(problem)  # torch's own words on a CPU
+        if not lacks_memory and not isinstance(problem, IncoflError):
+            raise
+        content = encode_problem(str(problem) or type(problem).__name__, "memory" if lacks_memory else "")
+    return Message(content, reply_to=message)
 
 
 class Node:
@@ -196,9 +191,8 @@ class Node:
             place = dataclasses.replace(config.data, root=node.data_root or config.data.root)
             engine = dataclasses.replace(config.engine, device=node.device or config.engine.device)
             config = dataclasses.replace(config, data=place, engine=engine)
-            nobody = [torch.empty(0, dtype=torch.int64)] * config.num_clients
-            # Initial weights are not asked for: the order brings the model.
-            federation = build(config, nobody if self._own_data else None, begun=True)
+            nobody = [torch.arange(0)] * config.num_clients if self._own_data else None
+            federation = build(config, nobody, begun=True)  # without initial weights: the order brings the model
             self._built = key, config, federation, Worker(federation)
         _, config, federation, worker = self._built
         if self._own_data:

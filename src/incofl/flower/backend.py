@@ -4,12 +4,11 @@ Replies are fetched as they come, checked, and added up in the order of the sche
 is first. Early replies wait on disk: the server holds one upload, and those that are just arriving.
 """
 
-import dataclasses
 import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from incofl.client import Upload
 from incofl.config import Config
 from incofl.data import Data, Examples
-from incofl.engine.backend import Memories
 from incofl.engine.build import build
 from incofl.engine.executor import Executor, InProcess, Lost
 from incofl.engine.federation import Federation, Job
@@ -59,15 +57,13 @@ class FlowerBackend:
         federation = build(config, known, begun=folder.checkpoint.exists())
         if self._only_nodes_have_examples and config.buffers == "static" and federation.model.layout.buffers:
             raise ConfigError("buffers: got 'static', expected another: the server has no examples to measure them on")
-        return dataclasses.replace(federation, open=True)
+        return replace(federation, open=True)
 
-    def memories(self, config: Config, federation: Federation, folder: Path) -> Memories:
+    def memories(self, config: Config, federation: Federation, folder: Path) -> Fleet:
         self._fleet = Fleet(self._grid, self._settings, self._nodes_file, federation)
         return self._fleet
 
-    def executor(
-        self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: Memories
-    ) -> Executor:
+    def executor(self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: object) -> Executor:
         settings = self._settings
         self._least = max(1, settings.min_nodes or config.cohort_size, settings.min_replies)
         executor = GridExecutor(self._grid, settings, config, federation, self._fleet, trace)
@@ -231,7 +227,7 @@ class GridExecutor:
         self._reports.append(report)
         if turn.early:
             in_memory: dict[str, Any] = {part: clone(getattr(upload, part)) for part in TENSORS}
-            return dataclasses.replace(upload, **in_memory)
+            return replace(upload, **in_memory)
         return upload
 
     def _learnt(self, turn: Turn, problem: Refusal) -> str:
@@ -274,7 +270,7 @@ def on_disk(upload: Upload, folder: Path) -> Upload:
     found = load_file(path)
     path.unlink()
     mapped: dict[str, Any] = {part: {name: found[f"{part}/{name}"] for name in tensors[part]} for part in TENSORS}
-    return dataclasses.replace(upload, **mapped)
+    return replace(upload, **mapped)
 
 
 def _some(examples: int) -> torch.Tensor:

@@ -36,7 +36,6 @@ class Monitor(Lines):
         self._accuracy = Gauge("incofl_accuracy", about, ["level"], registry=registry)
         self._rejected = Counter("incofl_rejected", "turns without an accepted upload", registry=registry)
         self._bytes = Counter("incofl_bytes", "bytes of accepted turns", ["direction"], registry=registry)
-
         try:
             self._server, _ = start_http_server(port, registry=registry)
         except OSError as problem:

@@ -5,11 +5,10 @@ anything is read: an array of garbage, of one element that would be broadcast, o
 nothing but its refusal. Values are looked at where every upload's are, in ``engine.round.check``.
 """
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from io import BytesIO
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -195,7 +194,7 @@ def _plain(said: Answer | Report) -> dict[str, Any]:
 
 def _read(cls: type[T], record: Any) -> T:
     """What a node says, as an object that checks its own values."""
-    what, defaults = f"the {cls.__name__.lower()}", {field.name: field.default for field in dataclasses.fields(cls)}
+    what, defaults = f"the {cls.__name__.lower()}", {field.name: field.default for field in fields(cls)}
     if not isinstance(record, ConfigRecord | MetricRecord):
         raise Refusal(f"{what} is not a record of values")
     _check_keys(record, {name for name, value in defaults.items() if value is not None or name in record}, what)
