@@ -111,7 +111,7 @@ class Fleet:
     def _question(self, ids: Collection[int]) -> None:
         """Asks nodes what they can do, and takes in those whose answers have come."""
         question = RecordDict({"question": ConfigRecord({"version": VERSION})})
-        for id in set(ids) - self._asked.keys():
+        for id in sorted(set(ids) - self._asked.keys()):
             message = Message(question, id, MessageType.QUERY, ttl=self._settings.wait + CLOCKS)
             self._asked[id] = Exchange(self._grid, message)
         for id, asked in list(self._asked.items()):
