@@ -3,6 +3,7 @@
 All of it is kept in the run folder and found again when a run is resumed or a node comes back.
 """
 
+import itertools
 import json
 import secrets
 import time
@@ -167,12 +168,13 @@ class Fleet:
             if answer.client not in population:
                 raise ConfigError(f"partition-id: got {answer.client}, expected 0 to {population[-1]} (data.clients)")
             return answer.client
-        known = [node.client for node in self.nodes.values() if node.node == id]
-        never = [client for client in population if client not in self.nodes]
-        free = [client for client in population if client not in self._present.values()]
-        if not (found := known or never or free):
-            raise ConfigError(f"no client number is left for it: data.clients is {len(population)}")
-        return found[0]
+        present = set(self._present.values())
+        known = (node.client for node in self.nodes.values() if node.node == id)
+        never = (client for client in population if client not in self.nodes)
+        free = (client for client in population if client not in present)
+        for client in itertools.chain(known, never, free):
+            return client
+        raise ConfigError(f"no client number is left for it: data.clients is {len(population)}")
 
     def _level(self, id: int, client: int, answer: Answer) -> int:
         """The level that a node asks for, the largest within the limits that it names, or what the config says."""
