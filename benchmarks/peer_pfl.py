@@ -31,7 +31,7 @@ from incofl.aggregate import CoveredMean
 from incofl.config import Config
 from incofl.engine.federation import Federation, Job
 from incofl.engine.worker import Worker
-from incofl.server import Change, Changes, Server
+from incofl.server import Changes, Server
 from incofl.tensors import Tensors
 
 
@@ -75,12 +75,7 @@ class ServerModel(Model):
             weights[name] = statistics[f"weight/{name}"]
             mean = statistics[f"sum/{name}"] / weights[name].clamp(min=1)
             values[name] = mean.to(self.server.shared[name].dtype)  # whole numbers are truncated
-
-        def covered(names: frozenset[str]) -> CoveredMean:
-            return CoveredMean({name: values[name] for name in names}, {name: weights[name] for name in names})
-
-        changes = Changes(Change(covered(layout.parameters), covered(layout.buffers)))
-        return ServerModel(self.server.advance(changes)), Metrics()
+        return ServerModel(self.server.advance(Changes(CoveredMean(values, weights)))), Metrics()
 
 
 class Rounds(FederatedAlgorithm):

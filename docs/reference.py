@@ -32,12 +32,27 @@ methods. In Python the same values are the fields of an object: `InCo(rule="theo
 
 
 def descriptions(section: type) -> dict[str, str]:
-    """The text of each field from the ``Attributes:`` part of the docstrings of a class and its bases."""
+    """The text of each field of a class and its bases, from comments or ``Attributes:`` of the docstring."""
     found: dict[str, str] = {}
     for cls in reversed(section.__mro__[:-1]):
         _, _, attributes = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
         joined = re.sub(r"\n {8,}", " ", attributes)
-        found |= dict(re.findall(r"^ {4}(\w+): (.*)$", joined, re.MULTILINE))
+        found |= dict(re.findall(r"^ {4}(\w+): (.*)$", joined, re.MULTILINE)) | comments(cls)
+    return found
+
+
+def comments(cls: type) -> dict[str, str]:
+    """The comments above and behind each field of a class, as a sentence."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in inspect.getsource(cls).splitlines():
+        if comment := re.fullmatch(r" {4}# (.*)", line):
+            above.append(comment[1])
+            continue
+        field = re.fullmatch(r" {4}(\w+): .*?(?:  # (.*))?", line)
+        if field and (text := " ".join([*above, field[2] or ""]).strip()):
+            found[field[1]] = f"{text.removesuffix('.')}."
+        above = []
     return found
 
 

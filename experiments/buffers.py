@@ -12,12 +12,12 @@ import json
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from intervals import half_width
-
 import incofl
+from incofl.statistics import mean_and_half_width
+from incofl.studies.compare import plus_minus
 
 HERE = Path(__file__).parent
 METHODS = ("heteroavg", "incoavg")
@@ -41,10 +41,7 @@ def train(data: str, root: str, method: str, policy: str, seed: int) -> dict[str
 
 
 def spread(values: list[float]) -> str:
-    points = [100 * value for value in values]
-    return (
-        f"{mean(points):.1f} ± {half_width(stdev(points), len(points)):.1f}" if len(points) > 1 else f"{points[0]:.1f}"
-    )
+    return plus_minus(*mean_and_half_width([100 * value for value in values]))
 
 
 def table(runs: list[dict[str, Any]]) -> str:

@@ -7,10 +7,12 @@ import json
 import sys
 from collections import defaultdict
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
-from collect import RESULTS, markdown
-from intervals import half_width
+from collect import RESULTS
+
+from incofl.statistics import mean_and_half_width
+from incofl.studies.compare import markdown, plus_minus
 
 PER = {"kernel": "kernel", "tensor": "layer"}
 
@@ -32,10 +34,10 @@ def table(folder: Path) -> str:
             found = relative_change(run, "layer"), relative_change(run, "layer4")
             changes[rule, config["data"]["name"]].append(found)
     rows = [
-        [*key, *(f"{mean(part):.2f} ± {half_width(stdev(part), len(part)):.2f}" for part in zip(*values, strict=True))]
+        [*key, *(plus_minus(*mean_and_half_width(part), ".2f") for part in zip(*values, strict=True))]
         for key, values in changes.items()
     ]
-    return markdown(["rule", "data", "change / update, all mixed layers", "change / update, last stage"], rows)
+    return markdown([["rule", "data", "change / update, all mixed layers", "change / update, last stage"], *rows])
 
 
 if __name__ == "__main__":

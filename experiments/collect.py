@@ -8,36 +8,36 @@ probability of 80 %.
 """
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import buffers
-from intervals import half_width, visible_from
+
+from incofl.statistics import Difference, mean_and_half_width, paired, student_quantile, visible_effect
+from incofl.studies.compare import markdown, plus_minus
+from incofl.studies.reproduce import arrow
 
 RESULTS = Path(__file__).parent / "results"
 Json = dict[str, Any]
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rows))
-
-
-def arrow(value: float) -> str:
-    return f"{'↑' if value > 0 else '↓' if value < 0 else '='}{abs(value):.1f}"
-
-
-def gaps(result: Json, results: Sequence[Json]) -> list[float] | None:
-    """Differences of a result of ``incofl reproduce`` to the row that it is compared to, seed by seed."""
+def difference_of(result: Json, results: Sequence[Json]) -> Difference | None:
+    """Difference of a result of ``incofl reproduce`` to the row that it is compared to, paired by seed."""
+    wanted = [result[key] for key in ("section", "against", "column")]
     for other in results:
-        if [other[key] for key in ("section", "row", "column")] == [
-            result[k] for k in ("section", "against", "column")
-        ]:
-            return [ours - theirs for ours, theirs in zip(result["seeds"], other["seeds"], strict=True)]
+        if [other[key] for key in ("section", "row", "column")] == wanted:
+            return paired(result["seeds"], other["seeds"])
     return None
+
+
+def half_width(deviation: float, n: int) -> float:
+    """Half width of the 95 % confidence interval of a mean of n values with a standard deviation."""
+    return student_quantile(n - 1) * deviation / math.sqrt(n)
 
 
 def study_table(document: Json) -> str:
@@ -47,19 +47,17 @@ def study_table(document: Json) -> str:
     rows = []
     for result in results:
         seeds, difference, visible, theirs = result["seeds"], "", "", "-"
-        if found := gaps(result, results):
-            interval = half_width(stdev(found), len(found))
-            wins = sum(gap > 0 for gap in found)
-            difference = f"{arrow(mean(found))} ± {interval:.1f}, {wins} of {len(found)}"
-            visible = f"{visible_from(stdev(found), len(found)):.1f}"
+        if found := difference_of(result, results):
+            difference = f"{arrow(found.mean)} ± {found.half_width:.1f}, {found.wins} of {len(seeds)}"
+            visible = f"{found.visible_from:.1f}"
         if result["theirs"] is not None:
             gap = result["their_difference"]
             theirs = f"{result['theirs']:g}" + ("" if gap is None else f" ({arrow(gap)})")
-        ours = f"{mean(seeds):.1f} ± {half_width(stdev(seeds), len(seeds)):.1f}"
+        ours = plus_minus(mean(seeds), mean_and_half_width(seeds)[1])  # the exact mean: it decides how a tie is rounded
         names = [*([result["section"]] if several else []), result["row"], result["column"]]
         rows.append([*names, ours, difference, visible, theirs, result["verdict"] or ""])
     head = ["method", "setting", "ours", "difference [95 %]", "visible from", "paper", "verdict"]
-    return markdown([*(["section"] if several else []), *head], rows)
+    return markdown([[*(["section"] if several else []), *head], *rows])
 
 
 def observations_table(document: Json) -> str:
@@ -70,18 +68,21 @@ def observations_table(document: Json) -> str:
         # Correlations within a run are a value for each run, everything else is a value for each seed.
         runs = re.search(r"positive in \d+ of (\d+)", entry["what"])
         n = int(runs[1]) if runs else len({case["seed"] for case in document["cases"]})
-        visible = "" if interval is None else f"{visible_from(float(interval[1]) / half_width(1, n), n):.2g}"
+        visible = "" if interval is None else f"{visible_effect(n) * float(interval[1]) / half_width(1, n):.2g}"
         rows.append([str(entry["number"]), entry["model"], entry["what"], entry["value"], visible, entry["verdict"]])
-    return markdown(["observation", "model", "number", "value [95 %]", "visible from", "verdict"], rows)
+    return markdown([["observation", "model", "number", "value [95 %]", "visible from", "verdict"], *rows])
 
 
 def comparison_table(document: Json) -> str:
-    """The table of ``incofl compare``."""
+    """The table of ``incofl compare``; older files have standard deviations, and the mean of the last ten rounds."""
     results, n = document["results"], len(document["seeds"])
     levels = sorted({int(level) for result in results for level in result["by_level"]})
 
     def percent(spread: Json | None) -> str:
-        return "" if spread is None else f"{100 * spread['mean']:.1f} ± {100 * half_width(spread['deviation'], n):.1f}"
+        if spread is None:
+            return ""
+        half = half_width(spread["deviation"], n) if "deviation" in spread else spread["half_width"]
+        return f"{100 * spread['mean']:.1f} ± {100 * half:.1f}"
 
     rows = []
     for result in results:
@@ -89,11 +90,11 @@ def comparison_table(document: Json) -> str:
         if gap is not None:
             difference, wins = f"{100 * gap['mean']:+.1f} ± {100 * gap['half_width']:.1f}", f"{gap['wins']} of {n}"
         by_level = [percent(result["by_level"].get(str(level))) for level in levels]
-        rows.append(
-            [result["method"], percent(result["last"]), percent(result["last_ten"]), *by_level, difference, wins]
-        )
-    head = ["method", "last round", "last ten", *(f"level {level}" for level in levels)]
-    return markdown([*head, f"minus {results[0]['method']} [95 %]", "wins"], rows)
+        tail = percent(result.get("tail") or result["last_ten"])
+        rows.append([result["method"], percent(result["last"]), tail, *by_level, difference, wins])
+    measure = results[0].get("measure", "last ten")
+    head = ["method", "last round", measure, *(f"level {level}" for level in levels)]
+    return markdown([[*head, f"minus {results[0]['method']} [95 %]", "wins"], *rows])
 
 
 def power_table(scale: str) -> str:
@@ -103,8 +104,10 @@ def power_table(scale: str) -> str:
         document = json.loads(path.read_text())
         for result in document.get("results", []):
             if result["verdict"] == "cannot be seen":
-                gap = gaps(result, document["results"]) or []
-                found.append((document["study"], visible_from(stdev(gap), len(gap)), result["their_difference"]))
+                gap = difference_of(result, document["results"])
+                assert gap is not None
+                assert gap.visible_from is not None
+                found.append((document["study"], gap.visible_from, result["their_difference"]))
     found += coefficients(scale)
     rows = []
     for study in dict.fromkeys(name for name, *_ in found):
@@ -113,7 +116,7 @@ def power_table(scale: str) -> str:
         shown = f"{sum(theirs >= visible for visible, theirs in claims)} of {len(claims)}" if claims else "-"
         sizes = [span([theirs for _, theirs in claims]), shown]
         rows.append([study, str(len(unseen)), span([visible for visible, _ in unseen]), *sizes])
-    return markdown(["study", "cannot be seen", "visible from", "paper's differences", "of them visible"], rows)
+    return markdown([["study", "cannot be seen", "visible from", "paper's differences", "of them visible"], *rows])
 
 
 def span(values: Sequence[float]) -> str:
@@ -129,12 +132,11 @@ def coefficients(scale: str) -> Iterator[tuple[str, float, float]]:
     for title in ("kernels with beta > 0", "rounds with mean beta > 0"):
         at = titles.index(title)
         share = {name: float(cells[at].strip(" %")) for name, cells in rows.items() if cells[at].strip()}
-        gap = [
-            share[f"InCoAvg, seed {seed}"] - share[f"InCoAvg w/o optimisation, seed {seed}"]
-            for seed in range(len(share) // 2)
-        ]
+        names = ("InCoAvg", "InCoAvg w/o optimisation")
+        gap = paired(*([share[f"{name}, seed {seed}"] for seed in range(len(share) // 2)] for name in names))
+        assert gap.visible_from is not None
         # The smaller of the paper's two differences: 74.4 % with optimisation in layer 13, 50.2 % without.
-        yield title, visible_from(stdev(gap), len(gap)), 74.4 - 50.2
+        yield title, gap.visible_from, 74.4 - 50.2
 
 
 def table(document: Any) -> str:

@@ -1,7 +1,6 @@
 """A stand-in for the package ``datasets`` and the Hub behind it: no network, few examples."""
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -11,9 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from incofl.data import DATASETS, Examples
-from incofl.data.cache import Reader, read_cache_first
-from incofl.data.images import svhn
+from incofl.data import DATASETS, Examples, Source
 
 Row = dict[str, Any]
 Calls = list[tuple[str, str | None, str, str | None]]  # repository, subset, split, revision
@@ -45,16 +42,15 @@ def serve(monkeypatch: pytest.MonkeyPatch, splits: Mapping[str, Sequence[Row]]) 
     return calls
 
 
-def expect(monkeypatch: pytest.MonkeyPatch, name: str, train: int, test: int, read: Reader | None = None) -> None:
+def expect(monkeypatch: pytest.MonkeyPatch, name: str, train: int, test: int) -> Source:
     """Replaces a source by one of which so many examples of each class are published."""
-    source = DATASETS[name]
-    published = dataclasses.replace(source.published, train=(train,) * 10, test=(test,) * 10)
-    load = source.load if read is None else functools.partial(read_cache_first, name, 10, read)
-    monkeypatch.setitem(DATASETS, name, dataclasses.replace(source, load=load, published=published))
+    source = dataclasses.replace(DATASETS[name], train_counts=[train] * 10, test_counts=[test] * 10)
+    monkeypatch.setitem(DATASETS, name, source)
+    return source
 
 
 def serve_small_svhn(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """A Hub with 40 and 20 digits of SVHN, which are all that is published."""
-    expect(monkeypatch, "svhn", 4, 2, functools.partial(svhn, sizes=(40, 20)))
+    expect(monkeypatch, "svhn", 4, 2)
     parts = {"train": examples(40, 3, 32, 32), "test": examples(20, 3, 32, 32)}
     return serve(monkeypatch, {split: image_rows(part) for split, part in parts.items()})

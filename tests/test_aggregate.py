@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from incofl.aggregate import Accumulator, Contribution
 from incofl.layout import Layout
 from incofl.models import ModelOptions, make_model
-from incofl.server import Change
+from incofl.server import Changes, Server
 from incofl.split import Splitter, Window
 
 LAYOUT: Layout = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8))).layout
@@ -89,7 +89,7 @@ def test_positions_held_by_nobody_keep_every_bit() -> None:
     accumulator = Accumulator(LAYOUT)
     accumulator.add(Contribution(piece, {"bn1.weight": torch.ones(4)}))
     state = {"bn1.weight": torch.tensor([1.0, 1, 1, 1, -0.0, float("nan"), 3e-45, 7])}
-    new = Change(update=accumulator.mean()).apply(state)
+    new = Server(LAYOUT, state).advance(Changes(accumulator.mean())).shared
     assert new["bn1.weight"][:4].tolist() == [2.0] * 4
     assert torch.equal(new["bn1.weight"][4:].view(torch.int32), state["bn1.weight"][4:].view(torch.int32))
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from incofl.config import load_config, make_config, presets
+from incofl.engine.build import build_model, build_splitter
 from incofl.errors import IncoflError
+from incofl.models import MODELS
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -73,6 +75,13 @@ def test_presets_are_valid_and_the_papers_average_buffers() -> None:
     assert load_config("demo") == make_config()
 
 
+@pytest.mark.parametrize("model", [name for name, family in MODELS.items() if family.input == "images"])
+def test_the_default_number_of_levels_fits_the_model(model: str) -> None:
+    config = make_config({"model": {"name": model, "width": 0.05 if model.startswith("resnet") else 1.0}})
+    splitter = build_splitter(config, build_model(config))
+    assert len(splitter.depths) == {"resnet10": 1, "resnet14": 3, "tiny-resnet": 3, "tiny-vit": 3}.get(model, 5)
+
+
 BAD = {
     "method=incavg": "method: got 'incavg'; did you mean 'incoavg'?",
     "data.alpa=1": "config: unknown key 'data.alpa'; did you mean 'alpha'?",
@@ -110,7 +119,8 @@ BAD = {
     "split.levels=['a']": "split.levels: got ['a'], expected a whole number >= 1 or a list",
     "engine.workers=0": "engine.workers: got 0, expected a whole number >= 1 or 'auto'",
     "model.width=0": "model.width: got 0, expected a number > 0 and <= 4 or 'none'",
-    "alpha": "--set: got 'alpha', expected key=value such as data.alpha=0.5",
+    "seed=1 seed.x=3": "config: 'seed.x' is not a key: 'seed' is a value, not a table",
+    "alpha": "config: got 'alpha', expected key=value such as data.alpha=0.5",
     "when=2020-01-01": "config: unknown key 'when'",
 }
 
@@ -118,7 +128,7 @@ BAD = {
 @pytest.mark.parametrize("override", BAD)
 def test_mistakes(override: str) -> None:
     with pytest.raises(IncoflError) as problem:
-        make_config({}, [override])
+        make_config({}, override.split(" "))
     assert str(problem.value).startswith(BAD[override])
     assert "\n" not in str(problem.value)
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
+from incofl.statistics import mean_and_half_width, visible_effect
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
 
@@ -30,13 +32,29 @@ def test_tables_are_made_from_the_numbers(script: Any) -> None:
 def test_half_width_is_the_interval_of_the_t_test(script: Any) -> None:
     values = [1.0, 2.0, 4.5]
     interval = ttest_1samp(values, 0).confidence_interval(0.95)
-    half = script("intervals")["half_width"](float(np.std(values, ddof=1)), 3)
+    half = script("collect")["half_width"](float(np.std(values, ddof=1)), 3)
     assert half == pytest.approx((interval.high - interval.low) / 2)
+    assert mean_and_half_width(values) == pytest.approx((2.5, half))
+
+
+def test_comparisons_of_both_forms_are_read(script: Any) -> None:
+    """Standard deviations, as files before half widths have them, and what ``incofl compare`` writes now."""
+    half = 4.302652729911275 * 0.1 / 3**0.5
+    old, new = {"mean": 0.5, "deviation": 0.1}, {"mean": 0.5, "half_width": half}
+    plain = {"method": "heteroavg", "difference": None}
+    results = [
+        plain | {"last": old, "last_ten": old, "by_level": {"0": old}},
+        plain | {"last": new, "tail": new, "by_level": {"0": new}, "measure": "round 5"},
+    ]
+    table = script("collect")["comparison_table"]
+    before, now = (table({"results": [result], "seeds": [0, 1, 2]}) for result in results)
+    assert "| heteroavg | 50.0 ± 24.8 | 50.0 ± 24.8 | 50.0 ± 24.8 |  |  |" in before
+    assert now == before.replace("last ten", "round 5")
 
 
 @pytest.mark.parametrize(("n", "deviations"), [(3, 3.26), (5, 1.68), (15, 0.78)])
-def test_visible_effects_are_found_in_four_of_five_experiments(script: Any, n: int, deviations: float) -> None:
-    effect = script("intervals")["visible_from"](2.0, n) / 2.0
+def test_visible_effects_are_found_in_four_of_five_experiments(n: int, deviations: float) -> None:
+    effect = visible_effect(n)
     assert effect == pytest.approx(deviations, abs=0.01)
     samples = effect + np.random.default_rng(0).standard_normal((20_000, n))
     assert (ttest_1samp(samples, 0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.01)

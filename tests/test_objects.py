@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import incofl
-from incofl import METHODS, Data, InCo, Run, ServerAdam, Task
+from incofl import METHODS, Data, InCo, Metric, Run, ServerAdam, Task
+from incofl.client import Upload
 from incofl.config import load_config, make_config
 from incofl.engine.build import build
+from incofl.engine.executor import InProcess
+from incofl.engine.processes import WorkerProcesses
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, DataError, IncoflError
+from incofl.task import Score
 from tests.own import LanguageModel, Net, Segmenter, TwoInputs, points
 from tests.shell import Shell
 
@@ -53,9 +58,23 @@ def test_own_tensors_model_and_method(tmp_path: Path) -> None:
 
 def test_an_object_replaces_what_the_config_says(tmp_path: Path) -> None:
     method = METHODS["heteroavg"].then(InCo(rule="theorem"))
-    config = make_config(small(method="fedprox", inco={"rule": "released"}), method=method, model=Net(), data=data())
+    with pytest.warns(UserWarning, match=r"config: ignored \[inco\]: the method is an object"):
+        config = make_config(
+            small(method="fedprox", inco={"rule": "released"}, prox={"mu": 1.0}),
+            method=method,
+            model=Net(),
+            data=data(),
+        )
     assert config.method == "object:heteroavg+inco"
     assert build(config).method.transforms[-1] == InCo(rule="theorem")
+    assert make_config(config.to_dict(), **config.objects) == config  # which says the same as the object: no warning
+
+
+@pytest.mark.parametrize(("kind", "name"), [("data", "Data"), ("method", "Method"), ("task", "Task")])
+def test_an_object_of_another_type(kind: str, name: str) -> None:
+    objects: dict[str, Any] = {kind: (1, 2)}
+    with pytest.raises(ConfigError, match=rf"{kind}: got \(1, 2\), expected a name or an object of type {name}"):
+        build(make_config(small(), **objects))
 
 
 def data(**more: Any) -> Data:
@@ -220,12 +239,21 @@ def test_segmentation(tmp_path: Path) -> None:
     assert set(result.history[-1]["metrics"]) == {"iou"}
 
 
+def test_totals_of_a_metric_can_be_a_single_number() -> None:
+    most = Task(functional.mse_loss, {"sum": Metric(lambda output, target: output.sum(), float)})
+    score = sum((most.score(torch.full((2,), x), torch.zeros(2)) for x in (1.0, 2.0)), Score())
+    assert most.values(score)["sum"] == 6.0
+    assert score + Score() == score
+
+
 def test_own_task_from_a_mean(tmp_path: Path) -> None:
     task = Task(functional.cross_entropy, {"error": lambda o, t: (o.argmax(1) != t).float().mean()})
     result = incofl.run(small(), tmp_path, model=Net, data=data(), task=task, progress=False)
     assert result["metric"] == "error"
     with Run(small(), tmp_path, model=Net, data=data(), task=task, resume=True, progress=False) as run:
         assert run.evaluate(1)["error"] == pytest.approx(result["accuracy_by_level"][1])
+        with pytest.raises(ConfigError, match="level: got 7, expected 0 to 1"):
+            run.evaluate(7)
         assert run.evaluate(data=points(9, 5))["error"] in [pytest.approx(wrong / 9) for wrong in range(10)]
 
 
@@ -351,6 +379,20 @@ def check_frozen(tmp_path: Path, method: str, engine: dict[str, Any]) -> None:
     ]
 
 
+def test_workers_freeze_what_the_server_has() -> None:
+    """A resumed run builds its model without pretrained weights: these are in the checkpoint alone."""
+    federation = build(make_config(small(), model=frozen_net, data=data()))
+    server, jobs = federation.start(), federation.schedule(0, 2)
+    server = dataclasses.replace(server, shared={name: value + 1 for name, value in server.shared.items()})
+    executor = WorkerProcesses(federation, 1)
+    try:
+        made = [upload for group in executor.train(server, jobs) for upload in group if isinstance(upload, Upload)]
+        losses = [upload.loss for group in InProcess(federation).train(server, jobs) for upload in group]
+        assert [upload.loss for upload in made] == losses
+    finally:
+        executor.close()
+
+
 def test_a_frozen_norm_keeps_its_statistics(tmp_path: Path) -> None:
     class Normed(Net):
         def __init__(self) -> None:
@@ -377,7 +419,9 @@ def test_the_default_folder_and_lines_of_progress(
     result = incofl.run(small(), model=Net, data=data())
     assert result.folder.parent == Path("runs")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "incofl: incoavg, 3 rounds"
+    assert re.fullmatch(
+        r"incoavg on .*: .*Net.* at width 1, .* splitting into 2 levels, 6 clients, .*, seed 0", lines[0]
+    )
     assert [line.split("  ")[0] for line in lines[1:]] == ["round 1/3", "round 2/3", "round 3/3"]
     assert RunFolder(result.folder).summary.exists()
 

@@ -7,7 +7,7 @@ from incofl.client import Upload
 from incofl.layout import Layout
 from incofl.method import ServerRule
 from incofl.models import ModelOptions, make_model
-from incofl.server import Change, Changes, Server
+from incofl.server import Changes, Server
 from incofl.split import make_splitter
 from incofl.tensors import Tensors, clone
 from incofl.transform import Context, Record, Stateless
@@ -101,7 +101,7 @@ def test_a_transform_cannot_move_what_nobody_held() -> None:
     weight = torch.tensor([1.0, 0.0])
     layout = Layout({"w": (None,)}, {"w": (2,)}, (), {}, frozenset())
     server = Server(layout, {"w": torch.tensor([1.0, 2.0])})
-    changes = Changes(Change(CoveredMean({"w": torch.tensor([3.0, 0.0])}, {"w": weight})))
+    changes = Changes(CoveredMean({"w": torch.tensor([3.0, 0.0])}, {"w": weight}))
 
     class Careless(Stateless):
         name = "careless"

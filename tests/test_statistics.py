@@ -38,20 +38,6 @@ def test_the_quantile_is_that_of_the_tables(df: int, expected: float) -> None:
     assert student_quantile(df) == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_quantile_at_other_probabilities() -> None:
-    assert student_quantile(1, 0.75) == pytest.approx(1.0)
-    assert student_quantile(2, 0.95) == pytest.approx(2.9199855804, abs=1e-9)
-    assert student_quantile(7, 0.995) == pytest.approx(3.4994832974, abs=1e-9)
-    assert student_quantile(7, 0.5) == pytest.approx(0.0, abs=1e-12)
-    assert student_quantile(7, 0.025) == -student_quantile(7, 0.975)
-
-
-@pytest.mark.parametrize(("df", "p"), [(0, 0.9), (3, 0.0), (3, 1.0)])
-def test_the_quantile_refuses_what_does_not_exist(df: int, p: float) -> None:
-    with pytest.raises(ValueError, match="expected df >= 1 and 0 < p < 1"):
-        student_quantile(df, p)
-
-
 def test_agrees_with_scipy_everywhere() -> None:
     stats = pytest.importorskip("scipy.stats")
     found = [student_quantile(df) for df in range(1, 1001)]
@@ -71,7 +57,7 @@ def test_a_paired_difference_counts_wins() -> None:
     assert found.half_width == pytest.approx(4.3026527299 * 0.1 / math.sqrt(3), abs=1e-9)
     assert found.wins == 2
     assert paired([1.0], [0.5]).half_width is None
-    with pytest.raises(ValueError, match="got 2 and 1 values"):
+    with pytest.raises(ValueError, match="shorter"):
         paired([1.0, 2.0], [1.0])
 
 

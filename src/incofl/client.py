@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
@@ -18,146 +18,89 @@ from incofl.options import options
 from incofl.schedule import Schedule
 from incofl.split import Slice
 from incofl.task import CLASSIFICATION, Score, Task
-from incofl.tensors import Tensors, empty
+from incofl.tensors import Tensors, clone
 
 Batch = tuple[Any, Tensor]  # inputs and targets
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
 @options("local")
 class LocalSettings(Schedule):
-    """How a client trains: the config section ``local``.
+    """How a client trains: the config section ``local``."""
 
-    Attributes:
-        schedule: of the learning rate over the rounds: ``constant``, ``step`` (times ``decay`` after every
-            ``decay_every`` rounds) or ``cosine`` (from ``lr`` to ``decay_to`` times ``lr`` over ``decay_rounds``).
-        decay: factor of a step of the learning rate.
-        decay_every: number of rounds between two steps.
-        decay_to: last value of the cosine, as a share of ``lr``.
-        decay_rounds: number of rounds of the cosine; left out, those of the run.
-        epochs: passes over the client's data in a round.
-        batch_size: examples per step.
-        optimizer: ``adam``, ``adamw``, ``sgd``, or your own as ``package.module:attribute``; new in every round.
-        lr: learning rate.
-        momentum: momentum of SGD.
-        nesterov: whether the momentum of SGD is Nesterov's.
-        weight_decay: L2 penalty; for AdamW the decoupled decay.
-        max_grad_norm: bound of the norm of a step's gradient, or none.
-        drop_last: leave out the last, partial batch of an epoch, as the paper's code does.
-    """
-
-    epochs: Annotated[int, Ge(1), Lt(2**31)] = 5
-    batch_size: Annotated[int, Ge(2), Lt(2**31)] = 64
-    optimizer: str = "adam"
-    lr: Annotated[float, Gt(0)] = 1e-3
-    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
-    nesterov: bool = False
-    weight_decay: Annotated[float, Ge(0)] = 0.0
-    max_grad_norm: Annotated[float, Gt(0)] | None = None
-    drop_last: bool = False
+    epochs: Annotated[int, Ge(1), Lt(2**31)] = 5  # passes over the client's data in a round
+    batch_size: Annotated[int, Ge(2), Lt(2**31)] = 64  # examples per step
+    optimizer: str = "adam"  # ``adam``, ``adamw``, ``sgd``, or your own as ``package.module:attribute``
+    lr: Annotated[float, Gt(0)] = 1e-3  # learning rate
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9  # momentum of SGD
+    nesterov: bool = False  # whether the momentum of SGD is Nesterov's
+    weight_decay: Annotated[float, Ge(0)] = 0.0  # L2 penalty; for AdamW the decoupled decay
+    max_grad_norm: Annotated[float, Gt(0)] | None = None  # bound of the norm of a step's gradient, or none
+    drop_last: bool = False  # leave out the last, partial batch of an epoch, as the paper's code does
 
     def __post_init__(self) -> None:
-        if ":" not in self.optimizer and self.optimizer not in ("adam", "adamw", "sgd"):
-            raise ConfigError(
-                f"local.optimizer: got {self.optimizer!r}, expected adam, adamw, sgd or package.module:attribute"
-            )
+        if ":" not in self.optimizer and self.optimizer not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise ConfigError(f"local.optimizer: got {self.optimizer!r}, expected {known} or package.module:attribute")
         if self.nesterov and not self.momentum:
             raise ConfigError("local.nesterov: got true, expected local.momentum > 0 with it")
 
     def in_round(self, round: int) -> Self:
         """The settings with the learning rate of a round."""
-        factor = self.factor(round)
-        return self if factor == 1 else dataclasses.replace(self, lr=self.lr * factor)
+        return dataclasses.replace(self, lr=self.lr * self.factor(round))
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """A new optimiser for every turn: clients keep no optimiser state between rounds."""
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(
-                parameters, self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov, fused=True
-            )
-        if self.optimizer in ("adam", "adamw"):
-            kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
-            return kind(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=True)
-        factory = load_attribute(self.optimizer, "local.optimizer")
+        built_in = OPTIMIZERS.get(self.optimizer)
+        factory = built_in or load_attribute(self.optimizer, "local.optimizer")
         known = inspect.signature(factory).parameters
         wanted = {key: getattr(self, key) for key in ("lr", "momentum", "nesterov", "weight_decay") if key in known}
-        made = factory(parameters, **wanted)
+        made = factory(parameters, **wanted, **({"fused": True} if built_in else {}))
         if not isinstance(made, torch.optim.Optimizer):
-            kind_name = type(made).__name__
-            raise ConfigError(f"local.optimizer: {self.optimizer} made a {kind_name}, expected a torch.optim.Optimizer")
+            kind = type(made).__name__
+            raise ConfigError(f"local.optimizer: {self.optimizer} made a {kind}, expected a torch.optim.Optimizer")
         return made
 
 
 @dataclass(frozen=True)
 class ClientInput:
-    """What a client starts a turn from, all in the coordinates of its slice.
+    """What a client starts a turn from, all in the coordinates of its slice."""
 
-    Attributes:
-        state: the model that the server sent.
-        extra: what the server sent in addition, if the method sends something (Scaffold's variate).
-        memory: what the client kept from its last turn, if the method keeps something; empty in its first turn.
-        labels: number of its examples of each class; ``None`` for tasks without classes.
-        round: number of the round, from 0 on.
-    """
-
-    state: Tensors
-    extra: Tensors = field(default_factory=dict)
-    memory: Tensors = field(default_factory=dict)
-    labels: Tensor | None = None
-    round: int = 0
+    state: Tensors  # the model that the server sent
+    extra: Tensors = field(default_factory=dict)  # what the server sent in addition (Scaffold's variate)
+    memory: Tensors = field(default_factory=dict)  # what the client kept from its last turn
+    labels: Tensor | None = None  # number of its examples of each class; none for tasks without classes
+    round: int = 0  # from 0 on
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What comes of a client's turn, in the coordinates of its slice.
-
-    Attributes:
-        client: the number of the client.
-        level: its size.
-        slice: the part of the server model that it holds.
-        update: of the trained parameters, new minus received.
-        buffers: their new values.
-        examples: number of its examples.
-        steps: number of optimiser steps.
-        loss: mean over the examples of all epochs.
-        extra: what the method uploads in addition.
-        memory: what the client keeps for its next turn: it stays with the client, and no server rule may look at it.
-        labels: number of its examples of each class; ``None`` for tasks without classes.
-        normaliser: what the update is divided by in the mean; see ``ClientRule.normaliser``.
-    """
+    """What comes of a client's turn, in the coordinates of its slice."""
 
     client: int = 0
     level: int = 0
-    slice: Slice = field(default_factory=lambda: Slice({}, {}))
-    update: Tensors = field(default_factory=dict)
-    buffers: Tensors = field(default_factory=dict)
+    slice: Slice = field(default_factory=lambda: Slice({}, {}))  # the part of the server model that it holds
+    update: Tensors = field(default_factory=dict)  # of the trained parameters: new minus received
+    buffers: Tensors = field(default_factory=dict)  # their new values
     examples: int = 0
-    steps: int = 0
-    loss: float = 0.0
-    extra: Tensors = field(default_factory=dict)
-    memory: Tensors = field(default_factory=dict)
-    labels: Tensor | None = None
-    normaliser: float = 1.0
+    steps: int = 0  # of the optimiser
+    loss: float = 0.0  # mean over the examples of all epochs
+    extra: Tensors = field(default_factory=dict)  # what the method uploads in addition
+    memory: Tensors = field(default_factory=dict)  # stays with the client for its next turn; no server rule may read it
+    labels: Tensor | None = None  # as in ``ClientInput``
+    normaliser: float = 1.0  # see ``ClientRule.normaliser``
 
 
 @dataclass
 class Local:
-    """What a client rule may look at and change during one turn.
-
-    Attributes:
-        model: the module that is trained.
-        given: what the turn started from.
-        settings: how it trains, with the learning rate of this round.
-        task: what it trains for.
-        steps: number of optimiser steps so far.
-        scratch: for the rule alone.
-    """
+    """What a client rule may look at and change during one turn."""
 
     model: nn.Module
     given: ClientInput
-    settings: LocalSettings
+    settings: LocalSettings  # with the learning rate of this round
     task: Task = CLASSIFICATION
-    steps: int = 0
-    scratch: dict[str, Any] = field(default_factory=dict)
+    steps: int = 0  # of the optimiser, so far
+    scratch: dict[str, Any] = field(default_factory=dict)  # for the rule alone
 
     @property
     def received(self) -> Tensors:
@@ -172,22 +115,13 @@ class Local:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method is about to be used for: its parts refuse here what they cannot do.
+    """What a method is about to be used for: its parts refuse what they cannot do."""
 
-    Attributes:
-        model: the server model, without values.
-        example: a batch for it, without values.
-        layout: its structure.
-        task: what it is trained for.
-        buffers: the buffer policy.
-        compile: whether clients train compiled models.
-    """
-
-    model: nn.Module
-    example: Inputs
+    model: nn.Module  # the server model, without values
+    example: Inputs  # a batch for it, without values
     layout: Layout
     task: Task = CLASSIFICATION
-    buffers: str = "per-level"
+    buffers: str = "per-level"  # the buffer policy
     compile: bool = False
 
     def need_classes(self, who: str, why: str, axis: bool = True) -> None:
@@ -200,10 +134,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class ClientRule:
-    """The client half of a method. A method overrides the hooks it needs; the loop is the same for all.
-
-    Rules hold hyper-parameters only: whatever changes during a turn lives in ``Local``.
-    """
+    """The client half of a method: hooks of the one loop, and hyper-parameters. What changes is in ``Local``."""
 
     def memory(self, layout: Layout) -> frozenset[str]:
         """The entries, by the server's names, that a client keeps from turn to turn."""
@@ -214,10 +145,7 @@ class ClientRule:
         return frozenset()
 
     def held(self, layout: Layout) -> Sequence[frozenset[str]]:
-        """The entries, once for each copy, that a client holds in addition to what every method needs.
-
-        Only the estimate of its memory uses them.
-        """
+        """The entries, once for each copy, that count in the estimate of a client's memory in addition to the usual."""
         return [self.memory(layout)]
 
     def check(self, setting: Setting) -> None:
@@ -259,12 +187,8 @@ def train(
     rule: ClientRule,
     settings: LocalSettings,
     task: Task = CLASSIFICATION,
-    into: Upload | None = None,
 ) -> Upload:
-    """One client's local training, from the received weights, on batches that it draws lazily.
-
-    The result is written into the tensors of ``into``, or into new ones on the CPU.
-    """
+    """One client's local training; the tensors of the result are on the CPU."""
     model.load_state_dict(given.state)  # copies, so what was sent stays as it was however the model moves
     model.train()
     for norm in frozen_norms(model).values():
@@ -277,7 +201,7 @@ def train(
     for x, y in batches:
         loss = rule.loss(local, x, y)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
         rule.adjust(local)
         if settings.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters.values(), settings.max_grad_norm)
@@ -286,27 +210,20 @@ def train(
         local.steps += 1
         total += loss.detach() * len(y)
         examples += len(y)
-    buffers = changing_buffers(model, given.state)
-    upload = Upload(update=like(parameters), buffers=like(buffers)) if into is None else into
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            upload.update[name].copy_(parameter).sub_(given.state[name].cpu())
-        for name, buffer in buffers.items():
-            upload.buffers[name].copy_(buffer)
-        for place, values in zip((upload.extra, upload.memory), rule.finish(local, upload.update), strict=True):
-            for name, value in values.items():
-                place[name] = value.cpu() if into is None else place[name].copy_(value)
-    return dataclasses.replace(
-        upload,
+        update = clone(parameters)
+        for name in parameters:
+            update[name].sub_(given.state[name].cpu())
+        extra, memory = (clone(values) for values in rule.finish(local, update))
+    return Upload(
+        update=update,
+        buffers=clone(changing_buffers(model, given.state)),
         steps=local.steps,
         loss=float(total) / max(examples, 1),
+        extra=extra,
+        memory=memory,
         normaliser=rule.normaliser(settings, local.steps),
     )
-
-
-def like(tensors: Mapping[str, Tensor]) -> Tensors:
-    """New tensors of undefined values on the CPU, of the same shapes."""
-    return {name: empty(value.shape, value.dtype) for name, value in tensors.items()}
 
 
 @torch.inference_mode()
@@ -314,10 +231,7 @@ def evaluate(model: nn.Module, state: Tensors, batches: Iterable[Batch], task: T
     """The totals of the task's metrics over all examples; no partial batch is dropped."""
     model.load_state_dict(state)
     model.eval()
-    score = Score()
-    for x, y in batches:
-        score += task.score(call(model, x), y)
-    return score
+    return sum((task.score(call(model, x), y) for x, y in batches), Score())
 
 
 @torch.no_grad()
@@ -325,16 +239,15 @@ def measure_buffers(model: nn.Module, state: Tensors, batches: Iterable[Inputs])
     """Batch-norm statistics of a model as it is evaluated: plain means over the batches."""
     model.load_state_dict(state)
     model.eval()
-    fixed = frozen_norms(model).values()
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m not in fixed]
-    usual = [norm.momentum for norm in norms]
-    for norm in norms:
+    fixed, kind = frozen_norms(model).values(), nn.modules.batchnorm._BatchNorm
+    momenta = {m: m.momentum for m in model.modules() if isinstance(m, kind) and m not in fixed}
+    for norm in momenta:
         norm.reset_running_stats()
         norm.momentum = None
         norm.train()
     for x in batches:
         call(model, x)
-    for norm, momentum in zip(norms, usual, strict=True):
+    for norm, momentum in momenta.items():
         norm.momentum = momentum
     return {name: buffer.cpu().clone() for name, buffer in changing_buffers(model, state).items()}
 

@@ -1,14 +1,4 @@
-"""What a sub-model costs, R(M), and the largest one that a device can afford: R(M_i) <= R_i.
-
-A fleet is a TOML file of device classes; a limit that is left out does not apply:
-
-    [[device]]
-    name = "phone"
-    count = 60
-    memory = "64 MB"         # for training
-    compute = "30 MMAC"      # multiply-accumulates per example, forward
-    bandwidth = "50 MB"      # per round, down and up together
-"""
+"""What a sub-model costs, R(M), and the largest one that each device of a fleet can afford: R(M_i) <= R_i."""
 
 import functools
 import math
@@ -32,101 +22,67 @@ from incofl.models import Model
 from incofl.server import Server
 from incofl.split import Slice, Splitter, submodel
 
+PLAIN = Method("plain")
+# The limits of a device, each with the units in which it can be written, and the decimal prefixes of units.
+_UNITS = {"memory": ("B",), "compute": ("MAC", "MACs"), "bandwidth": ("B",)}
+_SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+
 
 @dataclass(frozen=True)
 class Cost:
-    """The resources that one level's sub-model needs.
+    """The resources that one level's sub-model needs."""
 
-    Attributes:
-        level: 0 is the smallest.
-        blocks: blocks kept in each stage.
-        width: share of the server model's channels that is kept.
-        parameters: number of trained scalars.
-        macs: multiply-accumulates of convolutions and matrix products in the forward pass of one example; a training
-            step costs about three times as much.
-        bytes_down: bytes that a client receives per round: parameters, buffers, and what the method adds.
-        bytes_up: bytes that it sends.
-        memory: estimated peak of training in bytes: weights, received weights, gradients, optimiser state, what the
-            method holds in addition (``ClientRule.held``), and the activations that the backward pass of one batch
-            needs; without the framework itself.
-    """
-
-    level: int
-    blocks: tuple[int, ...]
-    width: float
-    parameters: int
-    macs: int
-    bytes_down: int
-    bytes_up: int
-    memory: int
-
-
-PLAIN = Method("plain")
+    level: int  # 0 is the smallest
+    blocks: tuple[int, ...]  # kept in each stage
+    width: float  # share of the server model's channels that is kept
+    parameters: int  # number of trained scalars
+    macs: int  # multiply-accumulates of one example, forward; a training step costs about three times as much
+    bytes_down: int  # that a client receives per round: parameters, buffers, and what the method adds
+    bytes_up: int  # that it sends
+    memory: int  # estimated peak of training in bytes, without the framework itself
 
 
 def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
-    """Returns the cost of each level, smallest first."""
+    """The cost of each level, smallest first."""
     found = []
+    # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
+    copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
     for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
         slice_ = splitter.slice(model.layout, level, 0)
         parameters = sum(math.prod(slice_.shapes[name]) for name in model.layout.parameters & slice_.shapes.keys())
-        transfer, overhead = slice_.num_bytes(model.initial), method_overhead(model, slice_, level, method)
-        # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
-        copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
         frozen = sum(math.prod(slice_.shapes[name]) for name in slice_.frozen)
+        transfer = slice_.num_bytes(model.initial)
+        received, uploaded, held = method_bytes(model, slice_, level, method)
         macs, activations = forward_costs(model, slice_, settings.batch_size)
-        cost = Cost(
-            level=level,
-            blocks=depth,
-            width=width,
-            parameters=parameters,
-            macs=macs,
-            bytes_down=transfer + overhead.received,
-            bytes_up=transfer + overhead.uploaded,
-            memory=4 * (copies * parameters + frozen) + activations + overhead.held,
-        )
-        found.append(cost)
+        memory = 4 * (copies * parameters + frozen) + activations + held
+        found.append(Cost(level, depth, width, parameters, macs, transfer + received, transfer + uploaded, memory))
     return found
 
 
 def forward_costs(model: Model, slice_: Slice, batch_size: int) -> tuple[int, int]:
-    """Returns the multiply-accumulates of one example, and the bytes that autograd keeps for a batch.
-
-    They are counted on the meta device, or on the CPU if the module cannot run on meta.
-    """
+    """The multiply-accumulates of one example, and the bytes that autograd keeps for the backward pass of a batch."""
     module = submodel(model.template, model.layout, slice_).to("meta")
     unroll(module)
     one, batch = model.example(1), model.example(batch_size)
     try:
         with torch.device("meta"):  # for tensors that forward makes
             return count_macs(module, one), activation_bytes(module, batch)
-    except Exception:  # for example, forward looks at values
+    except Exception:  # it cannot run there: for example, forward looks at values
         module = submodel(model.template, model.layout, slice_)
         one, batch = (map_inputs(lambda x: torch.zeros_like(x, device="cpu"), inputs) for inputs in (one, batch))
         return count_macs(module, one), activation_bytes(module, batch)
 
 
-@dataclass(frozen=True)
-class MethodOverhead:
-    """Bytes that a client of one level receives, uploads and holds in addition to its model."""
-
-    received: int
-    uploaded: int
-    held: int
-
-
-def method_overhead(model: Model, slice_: Slice, level: int, method: Method) -> MethodOverhead:
-    """Returns what a method adds to the model, computed from shapes alone."""
+def method_bytes(model: Model, slice_: Slice, level: int, method: Method) -> tuple[int, int, int]:
+    """The bytes that a client receives, uploads and holds in addition to its model, computed from shapes alone."""
     layout, client = model.layout, method.client
     state = {name: value.to("meta") for name, value in model.initial.items()}
     with torch.device("meta"):
         server = method.server.start(Server(layout, state, population={level: (slice_, 1)}))
         sent = method.server.extra_for_client(server, level)
-    uploaded, *held = (
-        slice_.num_bytes({name: state[name] for name in names})
-        for names in (client.extra(layout), *client.held(layout))
-    )
-    return MethodOverhead(slice_.num_bytes(sent), uploaded, sum(held))
+    kept = [client.extra(layout), *client.held(layout)]
+    uploaded, *held = (slice_.num_bytes({name: state[name] for name in names}) for names in kept)
+    return slice_.num_bytes(sent), uploaded, sum(held)
 
 
 def count_macs(module: nn.Module, example: Inputs) -> int:
@@ -146,7 +102,6 @@ def unroll(module: nn.Module) -> None:
 
 def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     time = x.dim() - 2 if layer.batch_first else 0
-    states, cells = [], []
     for number in range(layer.num_layers):
         w_x, w_h, *biases = layer.all_weights[number]
         before = x.new_empty(*x.shape[:-1], layer.hidden_size)
@@ -154,9 +109,8 @@ def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Ten
         i, f, g, o = gates.chunk(4, -1)
         c = f.sigmoid() * torch.empty_like(before) + i.sigmoid() * g.tanh()
         x = o.sigmoid() * c.tanh()
-        states.append(x.select(time, -1))
-        cells.append(c.select(time, -1))
-    return x, (torch.stack(states), torch.stack(cells))
+    last = torch.stack([x.select(time, -1)] * layer.num_layers)  # states and cells have the same shape
+    return x, (last, last)
 
 
 def activation_bytes(module: nn.Module, batch: Inputs) -> int:
@@ -175,52 +129,35 @@ def activation_bytes(module: nn.Module, batch: Inputs) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-# The limits of a device, each with the units in which it can be written.
-_UNITS = {"memory": ("B",), "compute": ("MAC", "MACs"), "bandwidth": ("B",)}
-
-
 @dataclass(frozen=True)
 class DeviceClass:
-    """A kind of client device with its limits R_i; ``None`` is no limit.
-
-    Attributes:
-        name: name in tables and messages.
-        count: number of clients of this class.
-        memory: bytes for training, compared with ``Cost.memory``.
-        compute: multiply-accumulates per example, compared with ``Cost.macs``.
-        bandwidth: bytes per round, compared with ``Cost.bytes_down + Cost.bytes_up``.
-    """
+    """A kind of client device with its limits R_i; ``None`` is no limit."""
 
     name: str
-    count: int
-    memory: int | None = None
-    compute: int | None = None
-    bandwidth: int | None = None
+    count: int  # number of clients
+    memory: int | None = None  # bytes for training
+    compute: int | None = None  # multiply-accumulates per example, forward
+    bandwidth: int | None = None  # bytes per round, down and up together
 
     def exceeded(self, cost: Cost) -> list[str]:
-        """Returns the limits that a sub-model exceeds, in words; none if R(M) <= R_i."""
+        """The limits that a sub-model exceeds, in words; none if R(M) <= R_i."""
         needs = {"memory": cost.memory, "compute": cost.macs, "bandwidth": cost.bytes_down + cost.bytes_up}
         return [
-            f"{resource} {human(need, unit)}, has {human(limit, unit)}"
-            for (resource, need), (unit, *_) in zip(needs.items(), _UNITS.values(), strict=True)
+            f"{resource} {human(need, _UNITS[resource][0])}, has {human(limit, _UNITS[resource][0])}"
+            for resource, need in needs.items()
             if (limit := getattr(self, resource)) is not None and need > limit
         ]
 
 
 def assign(devices: list[DeviceClass], levels: list[Cost]) -> list[int]:
-    """Returns for each device class the level of the largest sub-model within all its limits.
-
-    Raises:
-        ConfigError: not even the smallest sub-model fits.
-    """
+    """For each device class, the level of the largest sub-model within all its limits."""
     chosen = []
     for device in devices:
         fitting = [cost for cost in levels if not device.exceeded(cost)]
         if not fitting:
-            raise ConfigError(
-                f"device class {device.name!r}: no level fits; the smallest (level 0) needs "
-                f"{'; '.join(device.exceeded(levels[0]))}. Add a smaller level (split.levels) or raise the limit"
-            )
+            why = f"no level fits; the smallest (level 0) needs {'; '.join(device.exceeded(levels[0]))}"
+            hint = "Add a smaller level (split.levels) or raise the limit"
+            raise ConfigError(f"device class {device.name!r}: {why}. {hint}")
         chosen.append(max(fitting, key=lambda cost: (cost.parameters, cost.level)).level)
     return chosen
 
@@ -237,26 +174,21 @@ def load_devices(path: Path) -> list[DeviceClass]:
 
 
 def _device(entry: Any, where: str) -> DeviceClass:
-    keys = ("name", "count", *_UNITS)
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: got {entry!r}, expected a [[device]] table")
-    for key in entry:
-        if key not in keys:
-            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, keys)}")
+    if unknown := [key for key in entry if key not in ("name", "count", *_UNITS)]:
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}{nearest(unknown[0], ('name', 'count', *_UNITS))}")
     name, count = entry.get("name"), entry.get("count")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{where}: name: got {name!r}, expected a string")
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+    if type(count) is not int or count < 1:  # True is an int, too
         raise ConfigError(f"{where} ({name}): count: got {count!r}, expected a whole number >= 1")
     return DeviceClass(name, count, **read_limits(entry, f"{where} ({name})"))
 
 
 def read_limits(entry: Mapping[str, Any], where: str) -> dict[str, int]:
-    """Returns the limits among some values as numbers of bytes and multiply-accumulates."""
+    """The limits among some values, as numbers of bytes and multiply-accumulates."""
     return {key: parse_quantity(entry[key], f"{where}: {key}", units) for key, units in _UNITS.items() if key in entry}
-
-
-_SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 
 def human(value: float, unit: str = "") -> str:

@@ -1,7 +1,4 @@
-"""What can go wrong because of what the user gave us: one line, never a traceback.
-
-Every message says what was looked at, what was found, what was expected, and where it helps a hint.
-"""
+"""Errors that a user can fix. Every message is one line: what was looked at, what was found, what was expected."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -9,11 +6,11 @@ from contextlib import contextmanager
 
 
 class IncoflError(Exception):
-    """Base of all errors that a user can mend; the command line prints it in one line and exits with 2."""
+    """Base of all errors that a user can fix; the command line prints it in one line and exits with 2."""
 
 
 class ConfigError(IncoflError):
-    """A config file, a ``--set`` or an argument of a constructor is not acceptable."""
+    """A config file, a ``--set`` or an argument of a constructor has a wrong value."""
 
 
 class DataError(IncoflError):

@@ -9,13 +9,8 @@ from typing import Any
 from incofl.errors import ConfigError, nearest
 
 
-def load_attribute(name: str, what: str) -> Any:
-    """Imports ``package.module:attribute`` from the current directory or the installed packages.
-
-    Args:
-        name: the module and the attribute.
-        what: the config key that has this name as its value, for error messages.
-    """
+def load_attribute(name: str, what: str, kind: type = object) -> Any:
+    """Imports ``package.module:attribute``, the value of the config key ``what``, which must be of a kind."""
     path, _, attribute = name.partition(":")
     if not path or not attribute.isidentifier():
         raise ConfigError(f"{what}: got {name!r}, expected package.module:attribute")
@@ -25,15 +20,15 @@ def load_attribute(name: str, what: str) -> Any:
         module = importlib.import_module(path)
     except Exception as problem:
         if isinstance(problem, ModuleNotFoundError) and problem.name and f"{path}.".startswith(f"{problem.name}."):
-            raise ConfigError(
-                f"{what}: got {name!r}, but there is no module {problem.name!r} in the current directory or among the "
-                "installed packages"
-            ) from None
+            where = "in the current directory or among the installed packages"
+            raise ConfigError(f"{what}: got {name!r}, but there is no module {problem.name!r} {where}") from None
         raise ConfigError(f"{what}: {path} cannot be imported: {describe(problem)}") from problem
     if not hasattr(module, attribute):
         names = [key for key, value in vars(module).items() if not key.startswith("_") and not inspect.ismodule(value)]
         raise ConfigError(f"{what}: {path} has no {attribute!r}{nearest(attribute, names)}")
-    return getattr(module, attribute)
+    if not isinstance(found := getattr(module, attribute), kind):
+        raise ConfigError(f"{what}: {name} is of type {type(found).__name__}, expected a {kind.__name__}")
+    return found
 
 
 def describe(problem: Exception) -> str:

@@ -20,12 +20,10 @@ def map_inputs(f: Callable[[Tensor], _T], inputs: Inputs) -> _T | tuple[_T, ...]
 
 def call(model: Callable[..., Any], inputs: Inputs) -> Any:
     """Calls a model with ``x``, ``*inputs`` or ``**inputs``; returns the ``logits`` of an output that has them."""
-    if isinstance(inputs, tuple):
-        output = model(*inputs)
-    elif isinstance(inputs, dict):
+    if isinstance(inputs, dict):
         output = model(**inputs)
     else:
-        output = model(inputs)
+        output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
     return getattr(output, "logits", output)
 
 
@@ -33,4 +31,4 @@ def num_examples(inputs: Inputs) -> int:
     """Number of examples in a batch of inputs."""
     if isinstance(inputs, dict):
         inputs = tuple(inputs.values())
-    return len(inputs[0]) if isinstance(inputs, tuple) else len(inputs)
+    return len(inputs[0] if isinstance(inputs, tuple) else inputs)

@@ -1,6 +1,6 @@
 """What a model says about itself, so that nothing else needs to know the names of its parameters."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,22 +12,13 @@ from incofl.inputs import Inputs
 
 @dataclass(frozen=True)
 class Axis:
-    """A dimension that several tensors share, such as the residual stream of a stage, in units that can be kept.
+    """A dimension that several tensors share, such as the residual stream of a stage, in units that can be kept."""
 
-    Attributes:
-        name: tensors that share an axis use the same name and the same number of units.
-        size: number of units: channels, or heads of an attention.
-        fixed: whether width splitting never narrows it, such as the classes.
-        copies: number of times the axis lies along the dimension of a tensor, one after the other: 3 for queries, keys
-            and values in one matrix, 4 for the gates of an LSTM.
-        unit: number of neighbouring positions that belong to one unit: the channels of a head.
-    """
-
-    name: str
-    size: int
-    fixed: bool = False
-    copies: int = 1
-    unit: int = 1
+    name: str  # tensors that share an axis use the same name and the same number of units
+    size: int  # number of units: channels, or heads of an attention
+    fixed: bool = False  # never narrowed by width splitting, such as the classes
+    copies: int = 1  # times it lies along the dimension: 3 for queries, keys and values, 4 for the gates of an LSTM
+    unit: int = 1  # number of neighbouring positions that belong to one unit: the channels of a head
 
     @property
     def length(self) -> int:
@@ -40,27 +31,16 @@ Axes = tuple[Axis | None, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """The structure of a server model, by names.
+    """The structure of a server model, by the names of its state dict: make one with ``of`` or ``infer``."""
 
-    Attributes:
-        axes: for each entry of the state dict, the axis along each of its dimensions (``None``: always whole).
-        shapes: for each entry of the state dict, its full shape.
-        stages: the prefixes of the blocks of each stage, from shallow to deep.
-        shallow: the shallow counterpart of each deep parameter, ``deep -> shallow``: what InCo mixes.
-        buffers: entries that are statistics, not parameters: they follow the buffer policy.
-        exits: for a model with early exits, the prefix of each exit's head and the number of blocks before it.
-        kept_whole: for an inferred layout, the reason why an axis cannot be narrowed.
-        frozen: entries that never change (``requires_grad = False``): not trained, uploaded or sent in a round.
-    """
-
-    axes: Mapping[str, Axes]
+    axes: Mapping[str, Axes]  # the axis along each dimension of an entry; ``None``: always whole
     shapes: Mapping[str, tuple[int, ...]]
-    stages: tuple[tuple[str, ...], ...]
-    shallow: Mapping[str, str]
-    buffers: frozenset[str]
-    exits: Mapping[str, int] = field(default_factory=dict)
-    kept_whole: Mapping[str, str] = field(default_factory=dict, compare=False)
-    frozen: frozenset[str] = frozenset()
+    stages: tuple[tuple[str, ...], ...]  # the prefixes of the blocks of each stage, from shallow to deep
+    shallow: Mapping[str, str]  # the shallow counterpart of each deep parameter: what InCo mixes
+    buffers: frozenset[str]  # statistics, not parameters: they follow the buffer policy
+    exits: Mapping[str, int] = field(default_factory=dict)  # prefixes of early exits' heads, and the blocks before each
+    kept_whole: Mapping[str, str] = field(default_factory=dict, compare=False)  # why an axis cannot be narrowed
+    frozen: frozenset[str] = frozenset()  # never change (``requires_grad = False``): not trained, uploaded or sent
 
     @classmethod
     def of(
@@ -76,17 +56,16 @@ class Layout:
         ``axes`` has the names of entries, or of layers with the outputs and inputs of each: a weight has both, and
         perhaps a kernel that is always whole; a bias or a statistic has the outputs only.
         """
-
-        def of_layer(name: str, dims: int) -> Axes:
-            return (*axes.get(name.rpartition(".")[0], ()), *[None] * dims)[:dims]
-
         state = module.state_dict()
+        layers = {
+            name: (*axes.get(name.rpartition(".")[0], ()), *[None] * value.dim()) for name, value in state.items()
+        }
         frozen = frozen_entries(module) & state.keys()
         parameters = {name for name, _ in module.named_parameters()}
         if tied := {name for name, _ in module.named_parameters(remove_duplicate=False)} - parameters:
             raise LayoutError(f"layout: {min(tied)!r} is the same tensor as another parameter; untie them first")
         return cls(
-            axes={name: axes[name] if name in axes else of_layer(name, value.dim()) for name, value in state.items()},
+            axes={name: axes.get(name, layers[name][: value.dim()]) for name, value in state.items()},
             shapes={name: tuple(value.shape) for name, value in state.items()},
             stages=tuple(tuple(stage) for stage in stages),
             shallow=dict(shallow),
@@ -97,10 +76,7 @@ class Layout:
 
     @classmethod
     def infer(cls, module: nn.Module, example: Inputs) -> "Layout":
-        """The layout of any module, found by tracing a batch of examples through it. Neither is changed.
-
-        What cannot be narrowed safely is held whole, and ``kept_whole`` says why.
-        """
+        """The layout of any module, by tracing a batch of examples; what cannot be narrowed safely is held whole."""
         from incofl.models.infer import infer_layout  # it is built on layouts, and needs a second to be loaded
 
         return infer_layout(module, example)
@@ -109,21 +85,17 @@ class Layout:
         sizes: dict[str, int] = {}
         for name, axes in self.axes.items():
             shape = self.shapes[name]
-            if len(axes) != len(shape) or any(
-                a is not None and a.length != n for a, n in zip(axes, shape, strict=True)
-            ):
+            if len(axes) != len(shape) or any(a and a.length != n for a, n in zip(axes, shape, strict=True)):
                 raise LayoutError(f"layout: {name!r} has shape {shape}, its axes say {axes}")
-            for axis in axes:
-                if axis is not None and (known := sizes.setdefault(axis.name, axis.size)) != axis.size:
-                    raise LayoutError(
-                        f"layout: axis {axis.name!r} has {axis.size} units in {name!r}, {known} elsewhere"
-                    )
+            for axis in filter(None, axes):
+                if (known := sizes.setdefault(axis.name, axis.size)) != axis.size:
+                    units = f"{axis.size} units in {name!r}, {known} elsewhere"
+                    raise LayoutError(f"layout: axis {axis.name!r} has {units}")
         for deep, shallow in self.shallow.items():
-            if self.shapes.get(deep) is None or self.shapes.get(deep) != self.shapes.get(shallow):
-                raise LayoutError(
-                    f"layout: {deep!r} {self.shapes.get(deep)} and its shallow counterpart {shallow!r} "
-                    f"{self.shapes.get(shallow)} must be parameters of one shape"
-                )
+            ours, theirs = self.shapes.get(deep), self.shapes.get(shallow)
+            if ours is None or ours != theirs:
+                pair = f"{deep!r} {ours} and its shallow counterpart {shallow!r} {theirs}"
+                raise LayoutError(f"layout: {pair} must be parameters of one shape")
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
@@ -159,56 +131,38 @@ class Layout:
     @cached_property
     def block_of(self) -> dict[str, str | None]:
         """For each entry the block or exit it belongs to; ``None`` for stem and head, which every client holds."""
-        owner = {block + ".": block for block in (*self.blocks, *self.exits)}
-
-        def find(name: str) -> str | None:
-            return next((block for prefix, block in owner.items() if name.startswith(prefix)), None)
-
-        return {name: find(name) for name in self.axes}
+        owners = (*self.blocks, *self.exits)
+        return {name: next((o for o in owners if name.startswith(f"{o}.")), None) for name in self.axes}
 
     @cached_property
     def across_blocks(self) -> dict[str, str]:
-        """For each weight of a stage the same weight of the first block in which it has this shape.
-
-        Only tensors of two or more dimensions count, that is matrices and kernels.
-        """
-        pairs: dict[str, str] = {}
-        for stage in self.stages:
-            first: dict[tuple[str, tuple[int, ...]], str] = {}
-            for block in stage:  # from shallow to deep
-                for name, shape in self.shapes.items():
-                    if self.block_of[name] == block and name in self.parameters and len(shape) >= 2:
-                        reference = first.setdefault((name.removeprefix(block), shape), name)
-                        if reference != name:
-                            pairs[name] = reference
-        return pairs
+        """For each matrix or kernel of a stage, the same one of the first block in which it has this shape."""
+        return self._first(lambda block, name: (name.removeprefix(block), self.shapes[name]))
 
     @cached_property
     def first_same_shape(self) -> dict[str, str]:
-        """The paper's wording of "Layer 0": in each stage, the first weight of a shape serves all later ones of it.
+        """The paper's "Layer 0": in each stage, the first matrix or kernel of a shape serves all later ones of it."""
+        return self._first(lambda block, name: self.shapes[name])
 
-        Only tensors of two or more dimensions count, that is matrices and kernels.
-        """
+    def _first(self, key: Callable[[str, str], Hashable]) -> dict[str, str]:
+        """For each matrix or kernel of a stage, the first one in it with the same key, where that is another."""
         pairs: dict[str, str] = {}
         for stage in self.stages:
-            first: dict[tuple[int, ...], str] = {}
-            for name, shape in self.shapes.items():
-                if self.block_of[name] in stage and name in self.parameters and len(shape) >= 2:
-                    reference = first.setdefault(shape, name)
-                    if reference != name:
-                        pairs[name] = reference
+            first: dict[Hashable, str] = {}
+            for block in stage:  # from shallow to deep
+                for name, shape in self.shapes.items():
+                    if self.block_of[name] == block and name in self.parameters and len(shape) >= 2:
+                        reference = first.setdefault(key(block, name), name)
+                        if reference != name:
+                            pairs[name] = reference
         return pairs
 
 
 def frozen_norms(module: nn.Module) -> dict[str, nn.Module]:
     """The norm layers whose parameters are all frozen: their statistics are frozen, too."""
-    return {
-        name: layer
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._NormBase)
-        and any(True for _ in layer.parameters(recurse=False))
-        and not any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
-    }
+    norms = {name: m for name, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
+    trained = {name: {p.requires_grad for p in norm.parameters(recurse=False)} for name, norm in norms.items()}
+    return {name: norm for name, norm in norms.items() if trained[name] == {False}}
 
 
 def frozen_entries(module: nn.Module) -> frozenset[str]:

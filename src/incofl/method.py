@@ -1,15 +1,12 @@
 """A method is a value made of orthogonal parts, and a round uses them without knowing its name.
 
-    Method = splitter  x  client rule  x  server rule  x  update transforms        (InCo is an update transform)
-
-A part that has options is a class decorated with ``options``, or has such an object among its fields: then a section of
-the config can set them.
+Method = splitter  x  client rule  x  server rule  x  update transforms        (InCo is an update transform)
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 import torch
 
@@ -18,40 +15,24 @@ from incofl.client import ClientRule, Setting, Upload
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.options import has_options
-from incofl.server import Change, Changes, Server
+from incofl.server import Changes, Server
 from incofl.split import Levels, Slice, SplitRule
-from incofl.tensors import Tensors
+from incofl.tensors import Tensors, only
 from incofl.transform import SHARED, Context, UpdateTransform
 
-P = TypeVar("P")
 Weighting = Literal["uniform", "samples"]
-BufferPolicy = Literal["average", "per-level", "static"]
-
-
-class UploadTransform(Protocol):
-    """A function of every accepted upload, applied before it is aggregated."""
-
-    def __call__(self, upload: Upload, context: Context) -> Upload:
-        """The upload as the server uses it; it may use the memory of the given one."""
-        ...
+BufferPolicy = Literal["average", "per-level", "static"]  # all share one; each level its own; measured when evaluated
+UploadTransform = Callable[[Upload, Context], Upload]  # may use the memory of the given upload
 
 
 @dataclass(frozen=True)
 class ServerRule:
-    """The server half of a method: here the covered mean, streaming.
+    """The server half of a method: here the covered mean, streaming."""
 
-    Attributes:
-        weighting: ``uniform`` (as the paper's code) or ``samples`` (by the number of a client's examples).
-        precision: dtype of the running sums.
-        buffers: ``average`` over all holders (the paper); ``per-level``: every level has statistics of its own;
-            ``static``: clients' statistics are not used, each level's are measured before an evaluation.
-        separate: levels share nothing: the server keeps one whole model for each.
-    """
-
-    weighting: Weighting = "uniform"
-    precision: Literal["float32", "float64"] = "float32"
+    weighting: Weighting = "uniform"  # as the paper's code; or by the number of a client's examples
+    precision: Literal["float32", "float64"] = "float32"  # of the running sums
     buffers: BufferPolicy = "per-level"
-    separate: bool = False
+    separate: bool = False  # levels share nothing: the server keeps one whole model for each
 
     def check(self, setting: Setting) -> None:
         """Refuses a model or task that the method cannot be used for, with one clear line."""
@@ -77,95 +58,52 @@ class ServerRule:
         return upload
 
     def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
-        """Averages the uploads, at each position over the clients that hold it.
-
-        Args:
-            server: what the clients started from.
-            arrivals: the uploads in the order of the schedule, grouped as they arrive. They are valid only until the
-                next ones are asked for.
-        """
+        """Averages uploads, each valid only until the next are asked for, at each position over its holders."""
         layout = server.layout
-        shared, private = self._sum(layout), dict[int, ChangeSum]()
-        extra = dict[int, Accumulator]()
+        shared, private, extra = self._sum(layout), dict[int, Accumulator](), dict[int, Accumulator]()
         for uploads in arrivals:
-            weighted = [(self.filter_upload(upload, layout), self.weight(upload)) for upload in uploads]
+            counted = [self.filter_upload(upload, layout) for upload in uploads]
             own = {upload.level: self.private(layout, upload.slice) for upload in uploads}
-            shared.add(weighted, {level: layout.axes.keys() - own[level] for level in own})
+            common = {level: layout.axes.keys() - names for level, names in own.items()}
+            shared.add(*(part for upload in counted for part in self._parts(upload, common[upload.level])))
             for level in own:
                 # Buffers are averaged even where levels keep their own: a level that has none yet starts from that.
                 kept = own[level] | layout.buffers if self.buffers == "per-level" else own[level]
-                same = [(upload, weight) for upload, weight in weighted if upload.level == level]
-                private.setdefault(level, self._sum(layout)).add(same, {level: kept})
+                same = [part for upload in counted if upload.level == level for part in self._parts(upload, kept)]
+                private.setdefault(level, self._sum(layout)).add(*same)
             for upload in uploads:
-                group = extra.setdefault(upload.level if self.separate else SHARED, Accumulator(layout, self._dtype))
+                group = extra.setdefault(upload.level if self.separate else SHARED, self._sum(layout))
                 group.add(Contribution(upload.slice, upload.extra))
-        changes = Changes(shared.mean(), {level: change.mean() for level, change in private.items()})
+        changes = Changes(shared.mean(), {level: total.mean() for level, total in private.items()})
         new = self.update_state(server, changes, {group: total.mean() for group, total in extra.items()})
         return dataclasses.replace(changes, extra=new, states=server.states)
 
     def update_state(self, server: Server, changes: Changes, extra: Mapping[int, CoveredMean]) -> Mapping[str, Tensors]:
-        """The new ``server.extra``, from the changes and the mean of the clients' extra uploads.
-
-        ``extra`` is by level if levels are separate, and has the one key ``SHARED`` if not.
-        """
+        """The new ``server.extra``, from the mean extra uploads: by level if levels are separate, else ``SHARED``."""
         return server.extra
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.precision)
-        return dtype
+    def _sum(self, layout: Layout) -> Accumulator:
+        return Accumulator(layout, torch.float64 if self.precision == "float64" else torch.float32)
 
-    def _sum(self, layout: Layout) -> "ChangeSum":
-        return ChangeSum(layout, self._dtype, with_buffers=self.buffers != "static")
-
-
-class ChangeSum:
-    """Sums up what uploads do to one state."""
-
-    def __init__(self, layout: Layout, dtype: torch.dtype, with_buffers: bool = True) -> None:
-        self._update = Accumulator(layout, dtype)
-        self._buffers = Accumulator(layout, dtype)
-        self._with_buffers = with_buffers
-
-    def add(self, uploads: Sequence[tuple[Upload, float]], names: Mapping[int, Set[str]]) -> None:
-        """Adds, of each upload with its weight, the entries that have one of its level's names."""
-        self._update.add(*(Contribution(u.slice, _only(u.update, names[u.level]), w, u.normaliser) for u, w in uploads))
-        if self._with_buffers:
-            self._buffers.add(*(Contribution(u.slice, _only(u.buffers, names[u.level]), w) for u, w in uploads))
-
-    def mean(self) -> Change:
-        """The change that the uploads make together; can be called once."""
-        return Change(self._update.mean(), self._buffers.mean())
-
-
-def _only(part: Tensors, names: Set[str]) -> Tensors:
-    return {name: value for name, value in part.items() if name in names}
+    def _parts(self, upload: Upload, names: Set[str]) -> Iterator[Contribution]:
+        """The entries of an upload that have one of some names; only updates have a normaliser."""
+        yield Contribution(upload.slice, only(upload.update, names), self.weight(upload), upload.normaliser)
+        if self.buffers != "static":
+            yield Contribution(upload.slice, only(upload.buffers, names), self.weight(upload))
 
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method, as data.
+    """A federated method, as data; ``then`` adds a transform of the aggregated update."""
 
-    Attributes:
-        name: its name in tables and records.
-        client: the client half.
-        server: the server half.
-        split: how the model is split.
-        uploads: transforms that are applied in order to every accepted upload, before it is aggregated.
-        transforms: transforms that are applied in order to the aggregated update.
-        level: ``own``: each client trains its own level; ``smallest``/``largest``: all train that one;
-            ``largest-only``: only clients of the largest level take part.
-        summary: one line for ``incofl list methods``.
-    """
-
-    name: str
+    name: str  # in tables and records
     client: ClientRule = field(default_factory=ClientRule)
     server: ServerRule = field(default_factory=ServerRule)
     split: SplitRule = field(default_factory=SplitRule)
-    uploads: tuple[UploadTransform, ...] = ()
-    transforms: tuple[UpdateTransform, ...] = ()
-    level: Literal["own", "smallest", "largest", "largest-only"] = "own"
-    summary: str = ""
+    uploads: tuple[UploadTransform, ...] = ()  # applied in order to every accepted upload
+    transforms: tuple[UpdateTransform, ...] = ()  # applied in order to the aggregated update
+    level: Literal["own", "smallest", "largest", "largest-only"] = "own"  # which level clients train
+    summary: str = ""  # one line for ``incofl list methods``
 
     def __post_init__(self) -> None:
         names = [transform.name for transform in self.transforms]
@@ -197,33 +135,26 @@ class Method:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of all parts, by the name of their section in a config."""
-        found: dict[str, Any] = {}
-        for part in (self.split, self.client, self.server, *self.uploads, *self.transforms):
-            found |= {value.section: value for value in (part, *_fields(part).values()) if has_options(value)}
-        return found
+        """The options of all parts, or of their fields, by the name of their section in a config."""
+        parts = [self.split, self.client, self.server, *self.uploads, *self.transforms]
+        values = [value for part in parts for value in (part, *_fields(part).values())]
+        return {value.section: value for value in values if has_options(value)}
 
     def with_options(self, chosen: Mapping[str, Any]) -> "Method":
         """This method with other options, by the name of their section; sections of other methods are ignored."""
 
-        def configured(part: P) -> P:
+        def configured(part: Any) -> Any:
+            if isinstance(part, tuple):
+                return tuple(map(configured, part))
             if has_options(part):
-                return chosen.get(part.section, part)  # type: ignore[attr-defined, no-any-return]
-            own = {name: value for name, value in _fields(part).items() if has_options(value)}
-            changed = {name: chosen.get(value.section, value) for name, value in own.items()}
-            return dataclasses.replace(part, **changed) if changed else part  # type: ignore[type-var]
+                return chosen.get(part.section, part)
+            own = {name: configured(value) for name, value in _fields(part).items() if has_options(value)}
+            return dataclasses.replace(part, **own) if own else part
 
-        return dataclasses.replace(
-            self,
-            split=configured(self.split),
-            client=configured(self.client),
-            server=configured(self.server),
-            uploads=tuple(map(configured, self.uploads)),
-            transforms=tuple(map(configured, self.transforms)),
-        )
+        names = ("split", "client", "server", "uploads", "transforms")
+        return dataclasses.replace(self, **{name: configured(getattr(self, name)) for name in names})
 
 
-def _fields(part: object) -> dict[str, Any]:
-    if not dataclasses.is_dataclass(part):
-        return {}
-    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+def _fields(part: Any) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
+    return {name: getattr(part, name) for name in names}

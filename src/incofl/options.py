@@ -2,15 +2,16 @@
 
 import dataclasses
 import functools
-import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 from incofl.errors import ConfigError, nearest
 
 T = TypeVar("T")
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "'none'"}
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -20,17 +21,16 @@ def options(section: str) -> Callable[[type[T]], type[T]]:
     Types may have bounds, as in ``Annotated[float, Ge(0)]``. A ``__post_init__`` of the class runs after the checks.
     """
 
-    def decorate(cls: type[T]) -> type[T]:
+    def decorate(cls: Any) -> Any:
         own_check = cls.__dict__.get("__post_init__")
 
-        def check(self: T) -> None:
-            for name, value in checked_values(self).items():
+        def check(self: Any) -> None:
+            for name, value in _checked_values(self).items():
                 object.__setattr__(self, name, value)
             if own_check is not None:
                 own_check(self)
 
-        cls.__post_init__ = check  # type: ignore[attr-defined]
-        cls.section = section  # type: ignore[attr-defined]
+        cls.__post_init__, cls.section = check, section
         return dataclasses.dataclass(frozen=True)(cls)
 
     return decorate
@@ -45,28 +45,25 @@ def from_table(cls: type[T], table: Any, section: str) -> T:
     """Options from the values of a config's table."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{section}: got {table!r}, expected a table such as [{section}]")
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(cast(Any, cls))]
     for key in table:
         if key not in names:
             raise ConfigError(f"config: unknown key {f'{section}.{key}'!r}{nearest(key, names)}")
     return cls(**table)
 
 
-def checked_values(part: Any) -> dict[str, Any]:
+def _checked_values(part: Any) -> dict[str, Any]:
     """The values of all fields, lists as tuples; one clear line for the first that its type does not allow."""
     import pydantic  # not needed by commands that only list names
 
-    values, cls = {}, cast(Any, type(part))
-    for name, (hint, adapter) in _adapters(cls).items():
+    values = {}
+    for name, (hint, adapter) in _adapters(part.__class__).items():
         got = getattr(part, name)
         try:
-            values[name] = adapter.validate_python(as_tuple(got), strict=True)
-            acceptable = not isinstance(got, float) or math.isfinite(got)
+            values[name] = adapter.validate_python(_as_tuple(got), strict=True)
         except pydantic.ValidationError:
-            acceptable = False
-        if not acceptable:
             key = f"{part.section}.{name}" if part.section else name
-            raise ConfigError(f"{key}: got {got!r}, expected {expected(hint)}")
+            raise ConfigError(f"{key}: got {got!r}, expected {expected(hint)}") from None
     return values
 
 
@@ -75,42 +72,30 @@ def _adapters(cls: Any) -> dict[str, tuple[Any, Any]]:
     from pydantic import ConfigDict, TypeAdapter
 
     hints = typing.get_type_hints(cls, include_extras=True)
-    names = [field.name for field in dataclasses.fields(cls)]
-    return {name: (hints[name], _adapter(TypeAdapter, ConfigDict, hints[name])) for name in names}
+    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)  # dataclasses have one of their own
+    return {
+        field.name: (hint, TypeAdapter(hint, config=None if dataclasses.is_dataclass(hint) else config))
+        for field in dataclasses.fields(cls)
+        for hint in [hints[field.name]]
+    }
 
 
-def _adapter(adapter: Any, config: Any, hint: Any) -> Any:
-    plain = dataclasses.is_dataclass(hint)  # which has its own checks and its own config
-    return adapter(hint) if plain else adapter(hint, config=config(arbitrary_types_allowed=True))
-
-
-def as_tuple(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     """Lists, which TOML has, as tuples, which cannot change."""
-    return tuple(as_tuple(entry) for entry in value) if isinstance(value, list | tuple) else value
+    return tuple(_as_tuple(entry) for entry in value) if isinstance(value, list | tuple) else value
 
 
 def expected(hint: Any) -> str:
     """A type in the user's words."""
-    origin = typing.get_origin(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        base, *bounds = typing.get_args(hint)
+        base, *bounds = arguments
         found = {key: getattr(bound, key) for bound in bounds for key in _SIGNS if hasattr(bound, key)}
         if found.keys() == {"ge", "le"}:
             return f"{expected(base)} from {found['ge']:g} to {found['le']:g}"
-        return " ".join([expected(base), " and ".join(f"{_SIGNS[key]} {value:g}" for key, value in found.items())])
+        return f"{expected(base)} {' and '.join(f'{_SIGNS[key]} {value:g}' for key, value in found.items())}"
     if origin is Literal:
-        return either(repr(choice) for choice in typing.get_args(hint))
+        return " or ".join(map(repr, arguments))
     if origin in (typing.Union, types.UnionType):
-        return either(expected(member) for member in typing.get_args(hint))
-    if origin is tuple:
-        return "a list"
-    return _WORDS.get(hint, str(hint))
-
-
-def either(words: Iterable[str]) -> str:
-    """Alternatives in words."""
-    return " or ".join(words)
-
-
-_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-_WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "'none'"}
+        return " or ".join(map(expected, arguments))
+    return "a list" if origin is tuple else _WORDS.get(hint, str(hint))

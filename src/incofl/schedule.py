@@ -11,22 +11,15 @@ from incofl.options import options
 
 @options("")
 class Schedule:
-    """A factor that the step size is multiplied by, as a function of the round.
+    """A factor of the step size as a function of the round."""
 
-    Attributes:
-        schedule: ``constant``, ``step`` (times ``decay`` after every ``decay_every`` rounds) or ``cosine`` (half a
-            cosine from 1 to ``decay_to`` over ``decay_rounds`` rounds).
-        decay: factor of a step.
-        decay_every: number of rounds between two steps.
-        decay_to: last value of the cosine.
-        decay_rounds: number of rounds of the cosine; left out, those of the run.
-    """
-
+    # of ``lr`` over the rounds: ``constant``, ``step`` (times ``decay`` after every ``decay_every`` rounds) or
+    # ``cosine`` (from ``lr`` to ``decay_to`` times ``lr`` over ``decay_rounds``)
     schedule: Literal["constant", "step", "cosine"] = "constant"
-    decay: Annotated[float, Gt(0), Le(1)] = 0.9
-    decay_every: Annotated[int, Ge(1)] = 10
-    decay_to: Annotated[float, Ge(0), Le(1)] = 0.0
-    decay_rounds: Annotated[int, Ge(1)] | None = None
+    decay: Annotated[float, Gt(0), Le(1)] = 0.9  # factor of a step
+    decay_every: Annotated[int, Ge(1)] = 10  # number of rounds between two steps
+    decay_to: Annotated[float, Ge(0), Le(1)] = 0.0  # last value of the cosine, as a share of ``lr``
+    decay_rounds: Annotated[int, Ge(1)] | None = None  # number of rounds of the cosine; left out, those of the run
 
     def factor(self, round: int) -> float:
         """The factor in a round, whose number starts at 0."""

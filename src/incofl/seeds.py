@@ -5,21 +5,12 @@ from enum import IntEnum
 import numpy as np
 import torch
 
-
-class Purpose(IntEnum):
-    """What a stream is for. The numbers are part of every recorded result: never renumber."""
-
-    MODEL = 0
-    LIMIT = 1
-    PARTITION = 2
-    COHORT = 3
-    TRAINING = 4
-    MEASURING = 5
-    LAYERS = 6
-    UPLOAD_NOISE = 7
-    DEEP_NOISE = 8
-    TEST_LIMIT = 9
-    ANALYSIS = 10
+# What a stream is for. The order gives the numbers, which are part of every recorded result: only append.
+Purpose = IntEnum(
+    "Purpose",
+    "MODEL LIMIT PARTITION COHORT TRAINING MEASURING LAYERS UPLOAD_NOISE DEEP_NOISE TEST_LIMIT ANALYSIS",
+    start=0,
+)
 
 
 def numpy_rng(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

@@ -1,7 +1,4 @@
-"""Means with confidence intervals over seeds, paired differences, correlations and sign tests.
-
-There is one convention for intervals: mean ± half width of the 95 % confidence interval (Student's t over seeds).
-"""
+"""Means over seeds, always ± half width of the 95 % confidence interval (Student's t), and tests of differences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,20 +13,16 @@ FEWEST_POINTS = 3  # two points always correlate perfectly
 
 
 @cache
-def student_quantile(df: int, p: float = 0.975) -> float:
-    """Returns the quantile ``p`` of Student's t distribution with ``df`` degrees of freedom, exact to about 1e-12."""
-    if df < 1 or not 0 < p < 1:
-        raise ValueError(f"student_quantile: got df={df}, p={p}; expected df >= 1 and 0 < p < 1")
-    if p < 0.5:
-        return -student_quantile(df, 1 - p)
+def student_quantile(df: int) -> float:
+    """Half width, exact to about 1e-12, of the interval with 95 % of Student's t with ``df`` degrees of freedom."""
     low, high = 0.0, math.pi / 2
     while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if _within(middle, df) < 2 * p - 1 else (low, middle)
+        low, high = (middle, high) if _within(middle, df) < 0.95 else (low, middle)
     return math.sqrt(df) * math.tan(low)
 
 
 def _within(angle: float, df: int) -> float:
-    """Returns P(|T| <= sqrt(df) tan(angle)) as a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """P(|T| <= sqrt(df) tan(angle)) as a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     odd, cosine = df % 2, math.cos(angle)
     term, total = (cosine if odd else 1.0), 0.0
     for power in range(1 + odd, df, 2):
@@ -39,7 +32,7 @@ def _within(angle: float, df: int) -> float:
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
-    """Returns the mean and the half width of its 95 % confidence interval, which is ``None`` for a single value."""
+    """The mean and the half width of its 95 % confidence interval, which is ``None`` for a single value."""
     mean, count = float(np.mean(values)), len(values)
     if count < 2:
         return mean, None
@@ -48,25 +41,16 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference between two methods, paired by seed.
-
-    Attributes:
-        mean: mean of the differences.
-        half_width: half width of its 95 % confidence interval; ``None`` for one seed.
-        wins: number of seeds in which the first method is better.
-        visible_from: the smallest true difference that these seeds find with 80 % power; ``None`` for one seed.
-    """
+    """A difference between two methods, paired by seed."""
 
     mean: float
-    half_width: float | None
-    wins: int
-    visible_from: float | None = None
+    half_width: float | None  # of the 95 % confidence interval of the mean; unknown for one seed
+    wins: int  # number of seeds in which the first method is better
+    visible_from: float | None = None  # smallest true difference that these seeds find with 80 % power
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     """Compares two methods seed by seed: the values at the same position have the same seed."""
-    if len(ours) != len(theirs):
-        raise ValueError(f"paired: got {len(ours)} and {len(theirs)} values, expected one of each for every seed")
     gaps = [one - other for one, other in zip(ours, theirs, strict=True)]
     visible = visible_effect(len(gaps)) * float(np.std(gaps, ddof=1)) if len(gaps) > 1 else None
     return Difference(*mean_and_half_width(gaps), sum(gap > 0 for gap in gaps), visible)
@@ -74,7 +58,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
 
 @cache
 def visible_effect(pairs: int, power: float = 0.8) -> float:
-    """Returns the effect, in standard deviations, that a two-sided paired t test at 5 % finds with some power."""
+    """The effect, in standard deviations, that a two-sided paired t test at 5 % finds with some power."""
     df, critical = pairs - 1, student_quantile(pairs - 1)
     # T exceeds the critical value if (Z + effect sqrt(n)) / s does, where s is the estimated over the true deviation.
     s = np.linspace(0.001, 8, 8000)
@@ -93,23 +77,16 @@ def visible_effect(pairs: int, power: float = 0.8) -> float:
 
 @dataclass(frozen=True)
 class SignTest:
-    """How often a difference is above 0, and how likely that is if both signs are equally likely.
+    """How often a difference is above 0, and how likely that is if both signs are equally likely."""
 
-    Attributes:
-        wins: number of differences above 0.
-        losses: number of differences below 0; ties count for neither.
-        share: share of wins among both; ``None`` if there is neither.
-        p_value: two-sided; assumes independent trials.
-    """
-
-    wins: int
-    losses: int
-    share: float | None
-    p_value: float
+    wins: int  # differences above 0
+    losses: int  # differences below 0; ties count for neither
+    share: float | None  # of wins among both; none if there is neither
+    p_value: float  # two-sided; assumes independent trials
 
 
 def sign_test(differences: Sequence[float]) -> SignTest:
-    """Returns the exact two-sided sign test."""
+    """The exact two-sided sign test."""
     wins, losses = sum(gap > 0 for gap in differences), sum(gap < 0 for gap in differences)
     trials = wins + losses
     tail = sum(math.comb(trials, count) for count in range(min(wins, losses) + 1))
@@ -140,29 +117,25 @@ def _pearson(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Returns the rank of each value; equal values share the mean of their ranks."""
+    """The rank of each value; equal values share the mean of their ranks."""
     array = np.asarray(values, dtype=np.float64)
     return [float((array < value).sum() + (array <= value).sum()) / 2 for value in array]
 
 
 def tail(evaluated: Sequence[Row], rounds: int | None = None) -> list[Row]:
-    """Returns the evaluations by which a run is judged: those in the last ten rounds, but at most a fifth of all.
-
-    At least one is returned. With ``rounds``, it is all evaluations in that many last rounds.
-    """
+    """The evaluations that judge a run: those in the last ``rounds``, or in the last ten but at most a fifth of all."""
     last = [row for row in evaluated if row["round"] > evaluated[-1]["round"] - (rounds or 10)]
     return last if rounds else last[-max(1, len(evaluated) // 5) :]
 
 
 def tail_mean(evaluated: Sequence[Mapping[str, Any]], rounds: int | None = None) -> float:
-    """Returns the mean accuracy of those evaluations."""
+    """The mean accuracy of those evaluations."""
     return float(np.mean([row["accuracy"] for row in tail(evaluated, rounds)]))
 
 
 def tail_name(judged: Sequence[Mapping[str, Any]]) -> str:
     """Names what ``tail`` selected, for headings: ``mean of rounds 41-50``."""
     rounds = [row["round"] for row in judged]
-    if len(rounds) == 1:
-        return f"round {rounds[0]}"
     all_between = rounds == list(range(rounds[0], rounds[-1] + 1))
-    return f"mean of rounds {f'{rounds[0]}-{rounds[-1]}' if all_between else ', '.join(map(str, rounds))}"
+    span = f"{rounds[0]}-{rounds[-1]}" if all_between else ", ".join(map(str, rounds))
+    return f"mean of rounds {span}" if len(rounds) > 1 else f"round {rounds[0]}"

@@ -15,52 +15,38 @@ from incofl.errors import ConfigError, nearest
 from incofl.imports import load_attribute
 
 IGNORED = -100  # the target of a position that counts in no loss and no metric
+Mean = Callable[[Any, Tensor], Tensor | float]  # of an output and a target: a mean over the batch
+
+
+def _ratio(totals: Tensor) -> float:
+    return float(totals[0] / totals[1]) if totals[1] else math.nan
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that is computed from totals, and totals add up over the parts of a test set.
+    """A number that is computed from totals, which add up over the parts of a test set."""
 
-    Attributes:
-        totals: of a batch, from output and target: any tensor, such as the sum and the number of examples.
-        value: the metric of the summed totals.
-        higher_is_better: the direction of an improvement.
-        percent: whether a share, which people read in percent.
-    """
-
-    totals: Callable[[Any, Tensor], Tensor]
-    value: Callable[[Tensor], float]
+    totals: Callable[[Any, Tensor], Tensor]  # of output and target, any tensor: such as a sum and a number of examples
+    value: Callable[[Tensor], float] = _ratio  # of the summed totals; by default the first over the second
     higher_is_better: bool = True
-    percent: bool = False
+    percent: bool = False  # whether it is a share, which people read in percent
 
 
 @dataclass(frozen=True)
 class Task:
-    """A loss and metrics.
+    """A loss and metrics, functions of output and target; the first metric takes the place of the accuracy."""
 
-    Attributes:
-        loss: from output and target, a scalar: the mean over the batch.
-        metrics: by name; from output and target a mean over the batch, or a ``Metric``. The first one takes the place
-            of the accuracy in all records.
-        name: what it is called in records.
-        classes: whether targets are classes, and outputs logits with the classes in dimension 1. Some methods need it.
-        count: number of examples, or of positions, that the loss of a batch is the mean of.
-    """
-
-    loss: Callable[[Any, Tensor], Tensor]
-    metrics: Mapping[str, Callable[[Any, Tensor], Tensor | float] | Metric] = field(default_factory=dict)
-    name: str = "own"
-    classes: bool = False
-    count: Callable[[Tensor], int] = len
+    loss: Callable[[Any, Tensor], Tensor]  # the mean over the batch
+    metrics: Mapping[str, Mean | Metric] = field(default_factory=dict)  # by name, a mean over the batch or a ``Metric``
+    name: str = "own"  # in records
+    classes: bool = False  # targets are classes, outputs logits with the classes in dimension 1; some methods need it
+    count: Callable[[Tensor], int] = len  # number of examples, or of positions, that the loss is the mean of
 
     @property
     def all_metrics(self) -> dict[str, Metric]:
         """The metrics, and last of all the loss."""
-        given = {**self.metrics, "loss": Metric(self._weighted(self.loss), _ratio, higher_is_better=False)}
-        return {
-            name: metric if isinstance(metric, Metric) else Metric(self._weighted(metric), _ratio)
-            for name, metric in given.items()
-        }
+        given = {n: m if isinstance(m, Metric) else Metric(partial(self._totals, m)) for n, m in self.metrics.items()}
+        return given | {"loss": Metric(partial(self._totals, self.loss), higher_is_better=False)}
 
     @property
     def first(self) -> str:
@@ -74,14 +60,11 @@ class Task:
 
     def values(self, score: "Score") -> dict[str, float]:
         """All metrics of a test set."""
-        return {n: float(metric.value(torch.from_numpy(score.totals[n]))) for n, metric in self.all_metrics.items()}
+        return {n: float(metric.value(torch.as_tensor(score.totals[n]))) for n, metric in self.all_metrics.items()}
 
-    def _weighted(self, mean: Callable[[Any, Tensor], Tensor | float]) -> Callable[[Any, Tensor], Tensor]:
-        def totals(output: Any, target: Tensor) -> Tensor:
-            count = self.count(target)
-            return torch.tensor([float(mean(output, target)) * count if count else 0.0, count], dtype=torch.float64)
-
-        return totals
+    def _totals(self, mean: Mean, output: Any, target: Tensor) -> Tensor:
+        count = self.count(target)
+        return torch.tensor([float(mean(output, target)) * count if count else 0.0, count], dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,21 +79,12 @@ class Score:
         return all(np.array_equal(total, other.totals[name]) for name, total in self.totals.items())
 
     def __add__(self, other: "Score") -> "Score":
-        if not self.totals or not other.totals:
-            return self if self.totals else other
-        return Score({name: total + other.totals[name] for name, total in self.totals.items()})
+        names = {**self.totals, **other.totals}
+        return Score({name: np.add(self.totals.get(name, 0), other.totals.get(name, 0)) for name in names})
 
 
-def _ratio(totals: Tensor) -> float:
-    return float(totals[0] / totals[1]) if totals[1] else math.nan
-
-
-def _rate(right: Tensor, counted: Tensor) -> Tensor:
-    return torch.stack([(right & counted).sum(), counted.sum()])
-
-
-def _accuracy_totals(output: Tensor, target: Tensor) -> Tensor:
-    return _rate(output.argmax(1) == target, target != IGNORED)
+def _right_classes(output: Tensor, target: Tensor) -> Tensor:
+    return torch.stack([(output.argmax(1) == target).sum(), (target != IGNORED).sum()])
 
 
 def _confusion(output: Tensor, target: Tensor) -> Tensor:
@@ -120,11 +94,27 @@ def _confusion(output: Tensor, target: Tensor) -> Tensor:
     return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
 
 
+def _label_confusion(output: Tensor, target: Tensor) -> Tensor:
+    """How often a label that is there or not (row) was taken for one that is there or not (column)."""
+    pairs = 2 * (target > 0.5).long() + (_aligned(output, target) > 0)
+    return torch.bincount(pairs.flatten(), minlength=4).view(2, 2)
+
+
+def _f1(confusion: Tensor) -> float:
+    (_, wrong), (missed, found) = confusion.tolist()
+    return 2 * found / (2 * found + wrong + missed) if found + wrong + missed else 1.0
+
+
 def _mean_iou(confusion: Tensor) -> float:
     """Intersection over union, mean over the classes that occur."""
     both = confusion.diag()
     either = confusion.sum(0) + confusion.sum(1) - both
     return float((both / either)[either > 0].mean())
+
+
+def _errors(power: int, output: Tensor, target: Tensor) -> Tensor:
+    errors = (_aligned(output, target) - target).abs().double() ** power
+    return torch.stack([errors.sum(), torch.tensor(errors.numel(), dtype=torch.float64)])
 
 
 def _aligned(output: Tensor, target: Tensor) -> Tensor:
@@ -134,78 +124,36 @@ def _aligned(output: Tensor, target: Tensor) -> Tensor:
     return output.reshape(target.shape)
 
 
-def _labels_found(output: Tensor, target: Tensor) -> Tensor:
-    """Labels found, found wrongly, and missed."""
-    said, meant = _aligned(output, target) > 0, target > 0.5
-    return torch.stack([(said & meant).sum(), (said & ~meant).sum(), (~said & meant).sum()])
-
-
-def _f1(totals: Tensor) -> float:
-    found, wrong, missed = totals.tolist()
-    return 2 * found / (2 * found + wrong + missed) if found + wrong + missed else 1.0
-
-
-def _error_totals(power: int, output: Tensor, target: Tensor) -> Tensor:
-    errors = (_aligned(output, target) - target).abs().double() ** power
-    return torch.stack([errors.sum(), torch.tensor(errors.numel(), dtype=torch.float64)])
-
-
-def _classes_in_dim_1(function: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor) -> Tensor:
-    return function(output.transpose(1, -1), target)
-
-
 def _counted(target: Tensor) -> int:
     return int((target != IGNORED).sum())
 
 
-_ACCURACY = Metric(_accuracy_totals, _ratio, percent=True)
+_ACCURACY = Metric(_right_classes, percent=True)
+_RMSE = Metric(partial(_errors, 2), lambda totals: math.sqrt(_ratio(totals)), higher_is_better=False)
+_ERRORS = {"rmse": _RMSE, "mae": Metric(partial(_errors, 1), higher_is_better=False)}
+_LABEL_ACCURACY = Metric(_label_confusion, lambda totals: float(totals.diag().sum() / totals.sum()), percent=True)
+_LABELS = {"accuracy": _LABEL_ACCURACY, "f1": Metric(_label_confusion, _f1, percent=True)}
+_PIXELS = {"accuracy": _ACCURACY, "iou": Metric(_confusion, _mean_iou, percent=True)}
+_TOKENS = {"accuracy": Metric(lambda o, t: _right_classes(o.transpose(1, -1), t), percent=True)}
 
+CLASSIFICATION = Task(functional.cross_entropy, {"accuracy": _ACCURACY}, "classification", classes=True, count=_counted)
 TASKS: dict[str, Task] = {
-    "classification": Task(
-        functional.cross_entropy, {"accuracy": _ACCURACY}, "classification", classes=True, count=_counted
-    ),
+    "classification": CLASSIFICATION,
     "multilabel": Task(
-        lambda output, target: functional.binary_cross_entropy_with_logits(_aligned(output, target), target.float()),
-        {
-            "accuracy": Metric(
-                lambda o, t: _rate((_aligned(o, t) > 0) == (t > 0.5), torch.ones_like(t, dtype=torch.bool)),
-                _ratio,
-                percent=True,
-            ),
-            "f1": Metric(_labels_found, _f1, percent=True),
-        },
-        "multilabel",
+        lambda o, t: functional.binary_cross_entropy_with_logits(_aligned(o, t), t.float()), _LABELS, "multilabel"
     ),
-    "regression": Task(
-        lambda output, target: functional.mse_loss(_aligned(output, target), target),
-        {
-            "rmse": Metric(partial(_error_totals, 2), lambda t: math.sqrt(_ratio(t)), higher_is_better=False),
-            "mae": Metric(partial(_error_totals, 1), _ratio, higher_is_better=False),
-        },
-        "regression",
-    ),
+    "regression": Task(lambda o, t: functional.mse_loss(_aligned(o, t), t), _ERRORS, "regression"),
     "next-token": Task(
-        partial(_classes_in_dim_1, functional.cross_entropy),
-        {"accuracy": Metric(partial(_classes_in_dim_1, _accuracy_totals), _ratio, percent=True)},
-        "next-token",
-        count=_counted,
+        lambda o, t: functional.cross_entropy(o.transpose(1, -1), t), _TOKENS, "next-token", count=_counted
     ),
-    "segmentation": Task(
-        functional.cross_entropy,
-        {"accuracy": _ACCURACY, "iou": Metric(_confusion, _mean_iou, percent=True)},
-        "segmentation",
-        count=_counted,
-    ),
+    "segmentation": Task(functional.cross_entropy, _PIXELS, "segmentation", count=_counted),
 }
-CLASSIFICATION = TASKS["classification"]
 
 
 def find_task(name: str) -> Task:
     """The task of that name, or one of your own named ``package.module:attribute``."""
     if ":" in name:
-        task = load_attribute(name, "task.name")
-        if not isinstance(task, Task):
-            raise ConfigError(f"task.name: {name} is of type {type(task).__name__}, expected a Task")
+        task: Task = load_attribute(name, "task.name", Task)
         return task
     if name not in TASKS:
         raise ConfigError(f"task.name: got {name!r}{nearest(name, TASKS)}")

@@ -1,7 +1,7 @@
 """Algebra of named tensors. Models, updates and slices are all ``dict[str, Tensor]``: by name, never by position."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
@@ -10,15 +10,12 @@ Tensors = dict[str, Tensor]
 
 
 def memory_format(dims: int) -> torch.memory_format:
-    """How tensors of so many dimensions lie in memory: convolution weights and images with their channels last.
-
-    Convolutions are faster so, and sums over the positions of a kernel run along neighbouring channels.
-    """
+    """Channels last for convolution weights and images, which makes convolutions and sums over kernels faster."""
     return torch.channels_last if dims == 4 else torch.contiguous_format
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A new tensor of undefined values, laid out as all tensors of models and updates are."""
+    """A new tensor of undefined values in the memory format of models and updates."""
     return torch.empty(tuple(shape), dtype=dtype, memory_format=memory_format(len(shape)))
 
 
@@ -27,10 +24,15 @@ def clone(a: Mapping[str, Tensor]) -> Tensors:
     return {name: empty(value.shape, value.dtype).copy_(value.detach()) for name, value in a.items()}
 
 
+def only(a: Mapping[str, Tensor], names: Set[str]) -> Tensors:
+    """The entries that have one of some names."""
+    return {name: value for name, value in a.items() if name in names}
+
+
 def norm(tensor: Tensor) -> float:
     """The Frobenius norm; row by row first, for the sum of a whole tensor depends on how many threads share it."""
-    square = float(tensor.reshape(len(tensor), -1).square().sum(1).sum())
-    return math.sqrt(square)
+    rows = tensor if tensor.dim() else tensor[None]
+    return math.sqrt(float(rows.reshape(len(rows), -1).square().sum(1).sum()))
 
 
 def num_bytes(a: Mapping[str, Tensor]) -> int:
@@ -40,9 +42,6 @@ def num_bytes(a: Mapping[str, Tensor]) -> int:
 
 def all_finite(a: Mapping[str, Tensor]) -> bool:
     """Whether no element is NaN or infinite."""
-    # A sum is one cheap pass, and is finite only if no element is NaN or infinite; the exact test settles an overflow.
-    return all(
-        bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())
-        for value in a.values()
-        if value.is_floating_point()
-    )
+    # A sum is one cheap pass, and is finite only if all elements are; the exact test settles an overflow.
+    floats = [value for value in a.values() if value.is_floating_point()]
+    return all(bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all()) for value in floats)

@@ -16,21 +16,14 @@ SHARED = -1  # stands for the update that all levels share
 
 @dataclass(frozen=True)
 class Context:
-    """What a transform may read beside the update.
-
-    Attributes:
-        layout: the structure of the server model.
-        round: number of the round, from 0 on.
-        seed: seed of the run, for random streams.
-        weight: for each tensor of the update, the summed weight of the clients that hold a position; 0: nobody did.
-        shared: where the update is a level's own, the update that all levels share.
-    """
+    """What a transform may read in addition to the update."""
 
     layout: Layout
-    round: int = 0
-    seed: int = 0
+    round: int = 0  # from 0 on
+    seed: int = 0  # of the run, for random streams
+    # For each tensor of the update, the summed weight of the clients that hold a position; 0: nobody did.
     weight: Mapping[str, Tensor] = field(default_factory=dict)
-    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    shared: Mapping[str, Tensor] = field(default_factory=dict)  # where the update is a level's own, that of all levels
 
     def where_held(self, name: str, new: Tensor, old: Tensor | float) -> Tensor:
         """``new`` at positions that somebody held, ``old`` elsewhere."""
@@ -44,23 +37,16 @@ class UpdateTransform(Protocol):
     @property
     def name(self) -> str:
         """The key of its record in ``metrics.jsonl`` and of its state in the checkpoint."""
-        ...
 
     def init(self, layout: Layout) -> Tensors:
-        """The state before the first round; transforms without state return an empty dict."""
-        ...
+        """The state before the first round."""
 
     def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
-        """The transformed update, the new state, and a record.
-
-        It may use the memory of the given update for the new one; it must not change the given state.
-        """
-        ...
+        """The new update, which may use the memory of the given one, the new state in new memory, and a record."""
 
 
 class Stateless:
     """A base for transforms without state."""
 
     def init(self, layout: Layout) -> Tensors:
-        """No state."""
         return {}

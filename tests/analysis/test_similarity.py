@@ -207,14 +207,18 @@ def test_small_parts() -> None:
 
 
 def test_runs_that_differ_in_the_seed_alone_belong_together(tmp_path: Path) -> None:
-    runs = []
-    for method in ("heteroavg", "incoavg"):
-        for seed in (0, 1):
-            runs.append(RecordedRun(RunFolder(tmp_path / f"{method}-s{seed}")))
-            runs[-1].folder.save_config(tiny_config(f"method={method}", f"seed={seed}", f"rounds={seed + 1}"))
+    def saved(name: str, *overrides: str) -> RecordedRun:
+        folder = RunFolder(tmp_path / name)
+        folder.path.mkdir()
+        folder.save_config(tiny_config(*overrides))
+        return RecordedRun(folder)
+
+    runs = [
+        saved(f"{method}-s{seed}", f"method={method}", f"seed={seed}", f"rounds={seed + 1}")
+        for method in ("heteroavg", "incoavg")
+        for seed in (0, 1)
+    ]
     groups = {label: [run.name for run in group] for label, group in by_seed(runs).items()}
     assert groups == {"heteroavg": ["heteroavg-s0", "heteroavg-s1"], "incoavg": ["incoavg-s0", "incoavg-s1"]}
-    for alpha in (1, 2):
-        runs.append(RecordedRun(RunFolder(tmp_path / f"alpha{alpha}-s0")))
-        runs[-1].folder.save_config(tiny_config("method=incoavg", f"data.alpha={alpha}"))
+    runs += [saved(f"alpha{alpha}-s0", "method=incoavg", f"data.alpha={alpha}") for alpha in (1, 2)]
     assert list(by_seed(runs)) == ["heteroavg", "incoavg, alpha 0.5", "incoavg, alpha 1", "incoavg, alpha 2"]

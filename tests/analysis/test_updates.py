@@ -11,12 +11,23 @@ import torch
 
 from incofl.analysis.analyze import NotRecordedError
 from incofl.analysis.cka import cka_matrix, gram
-from incofl.analysis.environments import compare_updates, matrix, normalised, relations, shallow_higher
+from incofl.analysis.environments import compare_updates, normalised, relations
 from incofl.analysis.environments import figures as cross_environment
 from incofl.analysis.layers import Layers, groups_of
 from incofl.analysis.runs import RecordedRun
-from incofl.analysis.smoothness import describe, floor, histogram, quantiles, roughness, step
-from incofl.analysis.updates import figures, shallow_smoother, update_between, update_rounds, updates
+from incofl.analysis.updates import (
+    describe,
+    figures,
+    floor,
+    histogram,
+    quantiles,
+    roughness,
+    shallow_smoother,
+    step,
+    update_between,
+    update_rounds,
+    updates,
+)
 from incofl.engine.run import run
 from incofl.errors import RunError
 from incofl.layout import Axis, Layout
@@ -33,7 +44,7 @@ TWO = np.concatenate([NORMAL[:10_000] - 4, NORMAL[10_000:] + 4])
 def rough(values: np.ndarray) -> float:
     found = describe(values)
     assert found is not None
-    return found[0].roughness
+    return found.numbers["roughness"]
 
 
 def test_roughness_counts_extra_peaks() -> None:
@@ -53,19 +64,19 @@ def test_shift_and_scale_change_nothing_but_mean_and_width() -> None:
     one, other = describe(COMB), describe(-1e-4 * COMB[::-1] + 3e-4)
     assert one is not None
     assert other is not None
-    assert other[0].kurtosis == pytest.approx(one[0].kurtosis)
-    assert other[0].scale == pytest.approx(1e-4 * one[0].scale)
+    assert other.numbers["kurtosis"] == pytest.approx(one.numbers["kurtosis"])
+    assert other.numbers["scale"] == pytest.approx(1e-4 * one.numbers["scale"])
     shifted = describe(1e-3 * COMB + 5)
     assert shifted is not None
-    assert shifted[0].roughness == pytest.approx(one[0].roughness, abs=0.02)
+    assert shifted.numbers["roughness"] == pytest.approx(one.numbers["roughness"], abs=0.02)
 
 
 def test_kurtosis_of_known_shapes() -> None:
     normal, uniform = describe(NORMAL), describe(RNG.uniform(1, 2, 20_000))
     assert normal is not None
     assert uniform is not None
-    assert normal[0].kurtosis == pytest.approx(0, abs=0.15)
-    assert uniform[0].kurtosis == pytest.approx(-1.2, abs=0.05)
+    assert normal.numbers["kurtosis"] == pytest.approx(0, abs=0.15)
+    assert uniform.numbers["kurtosis"] == pytest.approx(-1.2, abs=0.05)
 
 
 def test_floor_is_what_normal_numbers_have() -> None:
@@ -78,7 +89,8 @@ def test_positions_that_nobody_trained_are_left_out() -> None:
     alone = describe(NORMAL)
     assert padded is not None
     assert alone is not None
-    assert dataclasses.replace(padded[0], counts=alone[0].counts) == alone[0]
+    for part, same in zip(dataclasses.astuple(padded), dataclasses.astuple(alone), strict=True):
+        np.testing.assert_equal(part, same)
     assert describe(np.zeros(1000)) is None
     assert describe(NORMAL[:50]) is None  # too few
     assert describe(np.ones(1000)) is None  # no width
@@ -87,7 +99,7 @@ def test_positions_that_nobody_trained_are_left_out() -> None:
 def test_the_histogram_has_its_values_where_they_are() -> None:
     found = describe(3 + 0.5 * NORMAL)
     assert found is not None
-    edges, counts = found[0].edges(), found[0].counts
+    edges, counts = found.edges, found.counts
     assert len(edges) == len(counts) + 1
     assert edges[[0, -1]] == pytest.approx([3 - 2, 3 + 2], abs=0.05)  # four standard deviations
     assert np.average((edges[1:] + edges[:-1]) / 2, weights=counts) == pytest.approx(3, abs=0.02)
@@ -171,7 +183,7 @@ def test_similarity_of_equal_rotated_and_unrelated_updates() -> None:
     assert turned["debiased"] == pytest.approx(1, abs=1e-5)
     unrelated = compare_updates(one, other)
     assert unrelated is not None
-    assert unrelated["cka"] == pytest.approx(float(cka_matrix([gram(matrix(one)), gram(matrix(other))])[0, 1]))
+    assert unrelated["cka"] == pytest.approx(float(cka_matrix([gram(x.flatten(1)) for x in (one, other)])[0, 1]))
     assert unrelated["cka"] == pytest.approx(unrelated["chance"], abs=0.05)  # both far from 0
     assert unrelated["cka"] > 0.7
     assert unrelated["debiased"] == pytest.approx(0, abs=0.15)
@@ -204,7 +216,7 @@ def test_shallow_higher_and_relations_by_hand() -> None:
     }
     found = Layers.of({"s": "s", "d": "s", "e": "s", "t": "t", "f": "t", "untrained": "t"}, records)
     assert "untrained" not in found.group_of
-    higher = shallow_higher(found)
+    higher = found.shallow_larger(found.numbers["cka"], np.mean)
     assert (higher.pairs.wins, higher.pairs.losses) == (4, 1)
     assert (higher.layers.wins, higher.layers.losses) == (3, 0)
     assert higher.lowest_above_highest == {"s": False, "t": True}

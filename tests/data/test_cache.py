@@ -62,7 +62,8 @@ def test_incomplete(tmp_path: Path, changes: dict[str, torch.Tensor | None], mes
     tensors = load_file(path) | changes
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
     with pytest.raises(
-        DataError, match=rf"svhn.safetensors: damaged \({message}.*; delete it, then: incofl data fetch"
+        DataError,
+        match=rf"svhn.safetensors: not a readable cached copy \({message}.*; delete it, then: incofl data fetch",
     ):
         load_dataset("svhn", tmp_path)
 
@@ -73,7 +74,9 @@ def test_truncated_or_of_another_kind(tmp_path: Path, damage: object) -> None:
     write_cache(path, examples(10, 3, 32, 32), examples(10, 3, 32, 32), "x")
     assert callable(damage)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=r"svhn.safetensors: damaged \(.*delete it, then: incofl data fetch svhn$"):
+    with pytest.raises(
+        DataError, match=r"svhn.safetensors: not a readable cached copy \(.*delete it, then: incofl data fetch svhn$"
+    ):
         load_dataset("svhn", tmp_path)
 
 

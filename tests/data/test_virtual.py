@@ -39,7 +39,7 @@ def test_alpha_means_what_it_says() -> None:
 
 
 def test_levels_by_counts() -> None:
-    levels = ClientLevels((2, 0, 3))
+    levels = ClientLevels.grouped((2, 0, 3))
     assert [levels[client] for client in range(5)] == [0, 0, 2, 2, 2]
     assert len(levels) == 5
     with pytest.raises(IndexError):  # or a loop over it would never end

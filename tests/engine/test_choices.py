@@ -33,7 +33,7 @@ def test_how_many_workers(setting: str, environment: str | None, workers: int, m
             assert isinstance(executor, InProcess)
         else:
             assert isinstance(executor, WorkerProcesses)
-            assert len(executor._pool) == workers
+            assert executor._workers == workers
     finally:
         executor.close()
 
@@ -45,7 +45,7 @@ def test_a_long_job_gets_a_worker_per_core(monkeypatch: pytest.MonkeyPatch) -> N
     executor = make_executor(config, build(config), rounds=10**9)
     try:
         assert isinstance(executor, WorkerProcesses)
-        assert len(executor._pool) == 3
+        assert executor._workers == 3
     finally:
         executor.close()
 

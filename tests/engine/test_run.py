@@ -286,10 +286,14 @@ class TestRefusals:
             (None, "not a partition among 10 clients"),  # one client less
             ([7, 7], "not a partition among 10 clients"),
             ([-1], "not a partition among 10 clients"),
+            ([1.5], "not a partition among 10 clients"),
+            ([True], "not a partition among 10 clients"),
             ([300], "names example 300, expected less than 300"),
         ],
     )
-    def test_a_partition_of_other_clients_or_data(self, first: list[int] | None, message: str, tmp_path: Path) -> None:
+    def test_a_partition_of_other_clients_or_data(
+        self, first: list[float] | None, message: str, tmp_path: Path
+    ) -> None:
         incofl.run(tiny_config("rounds=1"), tmp_path)
         parts = [[] for _ in range(9)] if first is None else [first, *([] for _ in range(9))]
         (tmp_path / "partition.json").write_text(json.dumps(parts))

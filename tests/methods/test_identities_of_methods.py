@@ -11,7 +11,7 @@ from torch.nn import functional
 from incofl.client import ClientInput, Local, LocalSettings, Setting, Upload, evaluate
 from incofl.data import eval_batches
 from incofl.engine.executor import InProcess, make_store
-from incofl.methods.heterofl import HeteroFL, HeteroFLOptions, HeteroFLServer
+from incofl.methods.heterofl import HeteroFL, HeteroFLServer
 from incofl.methods.moon import Moon, contrast, with_features
 from incofl.methods.scalefl import divergence, weighted_loss
 from incofl.server import Server
@@ -100,7 +100,7 @@ def test_fedrolex_weights_by_history_cancel() -> None:
         piece.put({n: counts[n] * update[n] for n in update}, total)
         piece.put(counts, weight)
         uploads.append(Upload(client, 0, piece, update, {}, 1, 1, 0.0))
-    mean = federation.method.server.aggregate(server, [uploads]).update
+    mean = federation.method.server.aggregate(server, [uploads]).shared.values
     for name, value in mean.items():
         torch.testing.assert_close(value, total[name] / weight[name].clamp(min=1), rtol=1e-12, atol=1e-12)
 
@@ -200,7 +200,7 @@ class TestMoon:
         logits, z = with_features(model, x)
         assert torch.equal(z, model[:3](x))
         assert torch.equal(logits, model(x))
-        assert not model[3]._forward_pre_hooks
+        assert not model[3]._forward_hooks
 
     def test_a_model_without_a_head_is_refused(self) -> None:
         from incofl.errors import ConfigError
@@ -245,13 +245,13 @@ class TestHeteroFL:
             update = {n: torch.full(s, value) for n, s in piece.shapes.items() if n in server.layout.parameters}
             uploads.append(Upload(int(value), 2, piece, update, {}, 10, 1, 0.0, labels=labels))
         changes = HeteroFLServer(precision="float64").aggregate(server, [uploads])
-        assert changes.update["fc.bias"].tolist() == [1, 2, 3, *[0] * 7]
-        assert changes.update["fc.weight"][:, 0].tolist() == [1, 2, 3, *[0] * 7]
-        assert bool((changes.update["conv1.weight"] == 2.0).all())
+        assert changes.shared.values["fc.bias"].tolist() == [1, 2, 3, *[0] * 7]
+        assert changes.shared.values["fc.weight"][:, 0].tolist() == [1, 2, 3, *[0] * 7]
+        assert bool((changes.shared.values["conv1.weight"] == 2.0).all())
         after = server.advance(changes)
         assert torch.equal(after.shared["fc.weight"][3:], server.shared["fc.weight"][3:])
-        plain = HeteroFLServer(precision="float64", options=HeteroFLOptions(label_rows=False))
-        assert plain.aggregate(server, [uploads]).update["fc.bias"].tolist() == [2.0] * 10
+        plain = HeteroFLServer(precision="float64", options=HeteroFL(label_rows=False))
+        assert plain.aggregate(server, [uploads]).shared.values["fc.bias"].tolist() == [2.0] * 10
 
     def test_the_scaler_is_neutral_before_batch_norm(self) -> None:
         """But for eps: with a tiny one, two rounds agree to many digits."""

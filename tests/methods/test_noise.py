@@ -9,7 +9,7 @@ import torch
 from incofl.client import Upload
 from incofl.engine.build import build_method
 from incofl.engine.executor import InProcess
-from incofl.methods.noise import NoiseOptions, UploadNoise, add_noise_
+from incofl.methods.noise import UploadNoise, add_noise_
 from incofl.tensors import clone
 from incofl.transform import Context
 from tests.federations import run_rounds, tiny_config, tiny_federation
@@ -62,7 +62,7 @@ def test_uploads_by_seed_round_and_client(upload: Upload) -> None:
     def noisy(seed: int = 0, round: int = 3, client: int = 7) -> Upload:
         copy = dataclasses.replace(upload, client=client, update=clone(upload.update))
         context = Context(LAYOUT, round, seed)
-        return UploadNoise(NoiseOptions(uploads=1.0))(copy, context)
+        return UploadNoise(uploads=1.0)(copy, context)
 
     name = next(iter(upload.update))
     first = noisy()
@@ -75,8 +75,8 @@ def test_uploads_by_seed_round_and_client(upload: Upload) -> None:
 
 def test_it_is_off_unless_asked_for() -> None:
     (off,), (on,) = (build_method(tiny_config(*more)).uploads for more in ([], ["noise.uploads=0.5"]))
-    assert off == UploadNoise(NoiseOptions(uploads=0.0))
-    assert on == UploadNoise(NoiseOptions(uploads=0.5))
+    assert off == UploadNoise(uploads=0.0)
+    assert on == UploadNoise(uploads=0.5)
     upload = Upload(update={"w": torch.ones(2, 2)})
     assert torch.equal(off(upload, Context(LAYOUT)).update["w"], torch.ones(2, 2))
 

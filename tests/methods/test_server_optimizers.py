@@ -13,7 +13,7 @@ from incofl.aggregate import CoveredMean
 from incofl.client import LocalSettings
 from incofl.errors import ConfigError
 from incofl.layout import Layout
-from incofl.server import Change, Changes, Server
+from incofl.server import Changes, Server
 from incofl.tensors import Tensors
 from incofl.transform import Context, UpdateTransform
 from tests.federations import run_rounds, tiny_federation
@@ -67,7 +67,7 @@ def test_what_nobody_held_keeps_its_moments_and_its_value(transform: UpdateTrans
     server = Server(LAYOUT, {"w": torch.tensor([1.0, 2.0])}, states={})
     weight = {"w": torch.tensor([1.0, 0.0])}
     for _ in range(2):
-        changes = Changes(Change(CoveredMean({"w": torch.tensor([3.0, 0.0])}, weight)), states=server.states)
+        changes = Changes(CoveredMean({"w": torch.tensor([3.0, 0.0])}, weight), states=server.states)
         changes, _ = changes.transformed(transform, server)
         server = server.advance(changes)
     assert float(server.shared["w"][1]) == 2.0

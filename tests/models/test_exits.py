@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from incofl.errors import ConfigError, LayoutError
-from incofl.methods.scalefl import ExitRule, ScaleFLOptions, exit_positions
+from incofl.methods.scalefl import ExitRule, ScaleFL, exit_positions
 from incofl.models import MODELS, Extend, ModelOptions, make_model
 from incofl.models.resnet import ResNet
 from incofl.split import submodel
@@ -21,7 +21,7 @@ MILLIONS = {
 
 def exits(levels: int, convolutions: int = 3) -> Extend:
     """Adds an exit for each level to a new model, as ScaleFL does."""
-    return functools.partial(ExitRule(ScaleFLOptions(head_convs=convolutions)).extend, levels=levels)
+    return functools.partial(ExitRule(ScaleFL(head_convs=convolutions)).extend, levels=levels)
 
 
 def test_positions() -> None:

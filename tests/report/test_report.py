@@ -170,18 +170,18 @@ def test_the_mean_is_of_the_rounds_that_all_seeds_have(tmp_path: Path) -> None:
     """(0.2 + 0.4) / 2 = 0.3 and (0.4 + 0.8) / 2 = 0.6; the third round is of one seed alone."""
     folder_of(tmp_path / "s2", [0.2, 0.4, 0.9], "seed=2")
     folder_of(tmp_path / "s10", [0.4, 0.8], "seed=10")
-    (group,) = read_groups([tmp_path])
-    assert [run.path.name for run in group.runs] == ["s2", "s10"]
-    (panel,) = of_section("curves", [group])[0].panels
+    groups = read_groups([tmp_path])
+    assert [[run.path.name for run in group.runs] for group in groups] == [["s2", "s10"]]
+    (panel,) = of_section("curves", groups)[0].panels
     first, second, mean = panel.curves
     assert (first.y, second.y) == ([0.2, 0.4, 0.9], [0.4, 0.8])
     assert (mean.name, mean.x, mean.y) == ("incoavg, mean of 2", [1, 2], [0.3, 0.6])
     # So short runs are judged by their last evaluation: 0.9 and 0.8, mean 0.85, standard error 0.05, t = 12.706.
-    bars = by_level([group])[0].panels[0].curves[0]
+    bars = by_level(groups)[0].panels[0].curves[0]
     assert bars.y == pytest.approx([0.85] * 3)
     assert bars.half == pytest.approx([12.7062047364 * 0.05] * 3, rel=1e-4)
-    assert "95 % confidence interval (Student's t over seeds)" in by_level([group])[0].caption
-    assert "<td>85.0 ± 63.5</td>" in tables.results([group])
+    assert "95 % confidence interval (Student's t over seeds)" in by_level(groups)[0].caption
+    assert "<td>85.0 ± 63.5</td>" in tables.results(groups)
 
 
 def test_the_measure_is_named(tmp_path: Path) -> None:
@@ -193,14 +193,14 @@ def test_the_measure_is_named(tmp_path: Path) -> None:
     assert '<th scope="col">mean of rounds 13-15</th>' in tables.results(short)
     assert by_level(short)[0].title == "Accuracy by level, mean of rounds 13-15"
     assert by_level(short)[0].panels[0].curves[0].y == [0.4] * 3
-    assert "accuracy, mean of rounds 51-60</dt><dd>20.0 %</dd>" in tables.tiles(long[0].runs[0])
+    assert "accuracy, mean of rounds 51-60</dt><dd>20.0 %</dd>" in tables.tiles(long)
 
 
 def test_another_metric_is_named_and_not_in_percent(tmp_path: Path) -> None:
     """RMSE: lower is better."""
     path = folder_of(tmp_path / "r", [3.0, 1.25, 1.5], "task.name=regression")
     groups = read_groups([path])
-    assert "<dt>best rmse</dt><dd>1.25</dd>" in tables.tiles(groups[0].runs[0]).replace("<div>", "")
+    assert "<dt>best rmse</dt><dd>1.25</dd>" in tables.tiles(groups).replace("<div>", "")
     accuracy, _ = of_section("curves", groups)
     assert (accuracy.title, accuracy.unit) == ("Test rmse", "number")
     assert by_level(groups)[0].panels[0].range is None
@@ -243,12 +243,12 @@ def test_a_run_that_goes_on(runs: Path, tmp_path: Path) -> None:
     path = folder_of(tmp_path / "r", [0.5, 0.6], "method=heteroavg")
     with RunFolder(path).metrics.open("a") as file:
         file.write('{"round": 3, "accu')
-    (group,) = read_groups([path])
-    assert group.runs[0].summary["status"] == "unfinished"
-    assert group.runs[0].levels == [0, 1, 2]
-    text = markup(make_page([group]))
+    groups = read_groups([path])
+    assert groups.runs[0].summary["status"] == "unfinished"
+    assert groups.runs[0].levels == [0, 1, 2]
+    text = markup(make_page(groups))
     assert "2 of 3" in text
-    assert of_section("inco", [group]) == []
+    assert of_section("inco", groups) == []
     assert 'id="inco"' not in text
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from incofl.cli.display import print_table
 from incofl.config import make_config
 from incofl.errors import RunError
-from incofl.studies.compare import Estimate, MethodResult, as_csv, markdown, summarise, table
+from incofl.studies.compare import Estimate, MethodResult, markdown, summarise, table, write_csv
 from tests.cli.test_cli import SMALL
 from tests.shell import Shell
 
@@ -61,7 +61,9 @@ def test_every_difference_comes_with_what_could_have_been_seen(tmp_path: Path) -
         *("incoavg", "52.0 ± 2.5", "42.0 ± 2.5", "62.0 ± 2.5"),
         *("+2.0 ± 2.5", "3.3", "3 of 3"),
     ]
-    (line,) = (row for row in csv.DictReader(as_csv(results).splitlines()) if row["method"] == "incoavg")
+    write_csv(tmp_path / "numbers.csv", results)
+    lines = (tmp_path / "numbers.csv").read_text().splitlines()
+    (line,) = (row for row in csv.DictReader(lines) if row["method"] == "incoavg")
     assert float(line["difference_visible_from"]) == pytest.approx(0.0326405, abs=1e-6)
     assert float(line["tail_half_width"]) == pytest.approx(0.024841, abs=1e-5)
 
@@ -83,7 +85,7 @@ def test_names_and_numbers_are_never_cut(
     results = written(tmp_path, dict.fromkeys(names, curves))
     by_level = {level: Estimate(0.5, 0.123) for level in range(5)}
     lines = table([dataclasses.replace(result, by_level=by_level) for result in results])
-    print_table(Console(highlight=False, markup=False), lines, "a title")
+    print_table(lines, "a title", Console(highlight=False, markup=False))
     out = capsys.readouterr().out
     shown = [line.rstrip() for line in out.splitlines()]
     assert all(any(line.split()[:1] == [name] for line in shown) for name in names)

@@ -7,8 +7,16 @@ import pytest
 
 from incofl.errors import ConfigError
 from incofl.statistics import Difference
-from incofl.studies.reproduce import arms_of, arrow, verdict_of
-from incofl.studies.study import SCALES, STUDIES, cells, load_scale, load_study, run_name
+from incofl.studies.reproduce import (
+    SCALES,
+    STUDIES,
+    arms_of,
+    arrow,
+    cells,
+    load_scale,
+    load_study,
+    verdict_of,
+)
 from tests.shell import Shell
 
 
@@ -21,13 +29,13 @@ def test_every_cell_is_a_config_and_has_its_reference(name: str, scale: str) -> 
     known = {(cell.section, cell.row, cell.column) for cell in table}
     for cell in table:
         assert cell.against is None or (cell.section, cell.against, cell.column) in known
-        assert list(cell.configs) == [0, 1, 2]
-    assert set(study.scales[scale]) <= set(study.columns)
+        assert [seed for _, seed in cell.arms] == [0, 1, 2]
+    assert set(study.scales.get(scale, [])) <= set(study.columns)
 
 
 def test_cells_of_a_row_and_its_reference_differ_as_the_rows_say() -> None:
     """Paired: nothing but the method differs, so that partition, cohorts and first weights are the same."""
-    by_row = {cell.row: cell.configs[1] for cell in cells(load_study("noise"), load_scale("mini"))}
+    by_row = {cell.row: list(cell.arms.values())[1] for cell in cells(load_study("noise"), load_scale("mini"))}
     ours, theirs = by_row["InCo gradients"].flat(), by_row["HeteroAvg"].flat()
     assert {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]} == {"method"}
     assert {key.partition(".")[0] for key in ours.keys() ^ theirs.keys()} == {"inco"}  # the options of the method
@@ -43,7 +51,7 @@ def test_a_run_is_named_by_what_makes_it() -> None:
     base = cells(load_study("rules"), load_scale("mini"))[0]
     moved = cells(load_study("rules"), load_scale("mini"), ("data.root=elsewhere", "engine.workers=2"))[0]
     other = cells(load_study("rules"), load_scale("mini"), ("rounds=3",))[0]
-    assert run_name(base.configs[0]) == run_name(moved.configs[0]) != run_name(other.configs[0])
+    assert list(base.arms) == list(moved.arms) != list(other.arms)
 
 
 def test_the_papers_numbers() -> None:

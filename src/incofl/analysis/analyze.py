@@ -42,19 +42,24 @@ class Findings:
     """What an analysis found: a table, files, and why something is missing."""
 
     title: str = ""
-    table: list[Sequence[str]] = field(default_factory=list)  # the headings first
+    table: list[list[str]] = field(default_factory=list)  # the headings first
     files: list[Path] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # a line each
 
-    def file(self, path: Path) -> Path:
-        """Adds a file that is about to be written, and makes its folder."""
+    def row(self, cells: Mapping[str, Any]) -> None:
+        """Adds a line to the table, by heading."""
+        self.table += [] if self.table else [list(cells)]
+        self.table.append([cell(value) for value in cells.values()])
+
+    def file(self, where: RecordedRun | Path, name: str) -> Path:
+        """Adds a file that is about to be written, of a run or of a comparison, and makes its folder."""
+        path = (where if isinstance(where, Path) else where.path / "analysis") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         self.files.append(path)
         return path
 
-    def json(self, path: Path, value: Any) -> None:
-        """Writes numbers."""
-        write_json(self.file(path), jsonable(value))
+    def json(self, where: RecordedRun | Path, name: str, value: Any) -> None:
+        write_json(self.file(where, name), jsonable(value))
 
     def of_each(self, runs: Sequence[RecordedRun], look: Callable[[RecordedRun], Found]) -> dict[RecordedRun, Found]:
         """Looks at each run; notes why one cannot be analysed, and refuses if none can."""
@@ -83,54 +88,49 @@ def jsonable(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def own(run: RecordedRun, name: str) -> Path:
-    """Returns the path of a file in RUN/analysis."""
-    return run.path / "analysis" / name
+def cell(value: Any, form: str = ".3f") -> str:
+    """Returns a value as tables and labels show it; a dash for an unknown number."""
+    if isinstance(value, float):
+        return format(value, form) if math.isfinite(value) else "-"
+    return "-" if value is None else str(value)
 
 
-def cell(value: float | None, form: str = ".3f") -> str:
-    """Returns a number as a cell of a table; a dash where there is none."""
-    return "-" if value is None or not math.isfinite(value) else format(value, form)
+def first_seeds(found: Mapping[RecordedRun, Found]) -> dict[str, Found]:
+    """Returns what was found in the first run of each setting, for figures that cannot show all seeds."""
+    return {label: found[group[0]] for label, group in by_seed(list(found)).items()}
 
 
 def evenly(values: Sequence[Found], most: int) -> list[Found]:
     """Returns at most ``most`` values, evenly spaced; the last is always among them, the first if there are two."""
-    if most < 2:
-        return list(values[len(values) - most :])
-    return [values[at] for at in np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))]
+    return [values[at] for at in np.unique(np.linspace(len(values) - 1, 0, min(most, len(values))).round().astype(int))]
 
 
 def analyze(
     runs: Sequence[RecordedRun], out: Path, options: Options | None = None, only: Sequence[str] | None = None
 ) -> Iterator[Findings]:
-    """Makes one analysis after the other, and yields what each found.
-
-    Raises:
-        RunError: at the end, if nothing could be analysed, or if an analysis needs rounds that were not recorded.
-    """
-    for name in NAMES if only is None else only or [""]:
+    """Yields what each analysis found; raises in the end if none could be made, or if one needs unrecorded rounds."""
+    wanted = [name for name in NAMES if name != "environments" or len(by_seed(runs)) > 1] if only is None else only
+    for name in wanted or [""]:
         if name not in NAMES:
             raise ConfigError(f"--only: got {name!r}{nearest(name, NAMES)}")
     with needs_extra("analysis", "analyze"):
         importlib.import_module("matplotlib")
         importlib.import_module("sklearn")
-    wanted = [name for name in NAMES if name != "environments" or len(by_seed(runs)) > 1] if only is None else only
-    done, problems, unrecorded = False, [], None
+    done, problems = False, []
     for name in (name for name in NAMES if name in wanted):
         try:
             findings: Findings = importlib.import_module(f"incofl.analysis.{name}").figures(runs, out, options)
-        except NotRecordedError as problem:
-            unrecorded = problem
         except IncoflError as problem:
             problems.append(problem)
         else:
             findings.missing = [f"{name}: {line}" for line in findings.missing]
             done = True
             yield findings
-    if done and problems:
-        yield Findings(missing=list(map(str, problems)))
-    if unrecorded or not done:
-        raise unrecorded or problems[0]
+    serious = [problem for problem in problems if isinstance(problem, NotRecordedError) or not done]
+    if others := [str(problem) for problem in problems if problem not in serious]:
+        yield Findings(missing=others)
+    if serious:
+        raise serious[0]
 
 
 def default_out(runs: Sequence[RecordedRun]) -> Path:

@@ -1,13 +1,9 @@
 """Linear CKA: how similar two representations of the same examples are, whatever their sizes.
 
-Kornblith et al., "Similarity of Neural Network Representations Revisited", ICML 2019. With the centred Gram matrices
-K = X X^T and L = Y Y^T of two representations, CKA = <K, L> / (||K|| ||L||): the cosine of two matrices. It lies in
-[0, 1], and is 1 for rotations and scalings of one representation.
-
-With few examples and many features the plain CKA of unrelated representations is far from 0. Nguyen et al., "Do Wide
-and Deep Networks Learn the Same Things?", ICLR 2021, use the unbiased HSIC of Song et al., JMLR 2012. It is the same
-cosine, of matrices that are centred in another way (Székely and Rizzo, Annals of Statistics 2014). Everything is
-computed in float64.
+Kornblith et al., ICML 2019: the cosine <K, L> / (||K|| ||L||) of the centred Gram matrices K = X X^T and L = Y Y^T. For
+unrelated representations of few examples and many features it is far from 0. Nguyen et al., ICLR 2021, therefore use
+the unbiased HSIC of Song et al., JMLR 2012: the same cosine, of matrices that are centred in another way (Székely and
+Rizzo, Annals of Statistics 2014). Everything is computed in float64.
 """
 
 from collections.abc import Sequence
@@ -18,7 +14,7 @@ from torch import Tensor
 from incofl.errors import ConfigError
 
 COLUMNS = 8192  # columns of a representation that are converted to float64 at a time
-LEAST = 4  # examples that the unbiased estimate needs
+FEWEST = 4  # examples that the unbiased estimate needs
 
 
 def gram(x: Tensor) -> Tensor:
@@ -47,8 +43,8 @@ def cka_matrix(grams: Sequence[Tensor]) -> Tensor:
 
 def debiased_matrix(grams: Sequence[Tensor]) -> Tensor:
     """Returns the CKA of every pair by the unbiased HSIC, slightly below 0 at times where there is no similarity."""
-    if len(grams[0]) < LEAST:
-        raise ConfigError(f"unbiased CKA: got {len(grams[0])} example(s), expected at least {LEAST}")
+    if len(grams[0]) < FEWEST:
+        raise ConfigError(f"unbiased CKA: got {len(grams[0])} example(s), expected at least {FEWEST}")
     return cka_matrix([_u_centred(k) for k in grams])
 
 

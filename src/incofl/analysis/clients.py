@@ -1,16 +1,12 @@
 """The client models of a run, computed again, and the outputs of their layers.
 
-A client's model is the model of its level after the client's local training. Runs do not keep it, but a recorded server
-state and the seeds of the run determine it: the same turn, computed again, gives the same bits as in the run.
-
-A model of several stages (ResNet) is looked at after each stage, one of a single stage (ViT, LSTM) after each block,
-both only where every client has something. An example's representation is the whole output there, flattened, as
-Kornblith et al. do; of texts with padding it is the mean over the words, as their classifier sees them.
+A recorded server state and the seeds of the run determine a client's model after its local training: the same turn,
+computed again, gives the same bits as in the run.
 """
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,8 +16,7 @@ from torch import Tensor, nn
 
 from incofl.analysis.runs import RecordedRun
 from incofl.client import Upload
-from incofl.data.batches import eval_batches
-from incofl.data.dataset import Examples
+from incofl.data import Examples, eval_batches
 from incofl.engine.checkpoint import load_checkpoint
 from incofl.engine.executor import make_store
 from incofl.engine.federation import Federation, Job
@@ -50,16 +45,13 @@ class Member:
 
 def choose(federation: Federation, count: int) -> list[Member]:
     """Chooses all clients, or ``count`` evenly over the levels, drawn by the seed; none without examples."""
-    members = [Member(client, federation.level_of(client)) for client in range(len(federation.levels))]
-    if len(members) > count:
-        rng = numpy_rng(federation.seed, Purpose.ANALYSIS, CLIENTS)
-        chosen, levels = [], federation.levels_in_use
-        for place, level in enumerate(levels):
-            same = [member for member in members if member.level == level]
-            wanted = count // len(levels) + (place < count % len(levels))
-            chosen += [same[at] for at in rng.choice(len(same), min(wanted, len(same)), replace=False)]
-        members = chosen
-    held = [member for member in members if len(federation.partition[member.client])]
+    everyone = [Member(client, federation.level_of(client)) for client in range(len(federation.levels))]
+    rng, levels, chosen = numpy_rng(federation.seed, Purpose.ANALYSIS, CLIENTS), federation.levels_in_use, []
+    for place, level in enumerate(levels):
+        same = [member for member in everyone if member.level == level]
+        wanted = len(same) if len(everyone) <= count else count // len(levels) + (place < count % len(levels))
+        chosen += [same[at] for at in rng.choice(len(same), min(wanted, len(same)), replace=False)]
+    held = [member for member in chosen if len(federation.partition[member.client])]
     return sorted(held, key=lambda member: (member.level, member.client))
 
 
@@ -67,31 +59,25 @@ class Replay:
     """Computes turns of clients again, from the recorded states of a run."""
 
     def __init__(self, run: RecordedRun) -> None:
-        self._run, self.name, self.federation = run, str(run.path), run.federation
-        self.remembers = remembers(run)
-        self._worker = Worker(self.federation)
-
-    @cached_property
-    def rounds(self) -> list[int]:
-        """The recorded rounds after which turns can be computed again."""
-        last = self._run.recorded[-1]
-        return [round for round in self._run.recorded if not self.remembers or round in (0, last)]
+        self.run, self.federation, self._worker = run, run.federation, Worker(run.federation)
+        # What clients remember is on disk after the last round only, and before the first it is nothing.
+        self.remembers = bool(self.federation.method.client.memory(run.layout))
+        self.rounds = [at for at in run.recorded if not self.remembers or at in (0, run.recorded[-1])]
 
     def server(self, round: int | None) -> Server:
         """Returns the server after a recorded round (or the last); refuses one without its clients' memories."""
-        server = self._run.server(round)
+        server = self.run.server(round)
         if server.round not in self.rounds:
-            raise RunError(
-                f"{self.name}: what clients of {self._run.method} remembered after round {round} "
-                f"is not on disk, expected one of the rounds {', '.join(map(str, self.rounds))}"
-            )
+            kept = ", ".join(map(str, self.rounds))
+            what = f"what clients of {self.run.method} remembered after round {round}"
+            raise RunError(f"{self.run.path}: {what} is not on disk, expected one of the rounds {kept}")
         return server
 
     def train(self, server: Server, member: Member) -> Upload:
         """Computes the turn of a client in the round after a recorded one."""
-        job = Job(member.client, member.level, server.round)
-        memory = self._store(server).get(member.client, self.slice(server, member)) if self.remembers else {}
-        return self._worker.train(server, job, memory)
+        known = self.remembers and server.round
+        memory = self._store.get(member.client, self.slice(server, member)) if known else {}
+        return self._worker.train(server, Job(member.client, member.level, server.round), memory)
 
     def model(self, server: Server, member: Member) -> nn.Module:
         """Returns a client's model after this turn, for evaluation; it is valid until the next turn is computed."""
@@ -113,27 +99,20 @@ class Replay:
         parts, score, task = [], Score(), self.federation.task
         for x, y in eval_batches(batch, self.federation.data.pipeline, BATCH):
             text = isinstance(x, Tensor) and not x.is_floating_point() and y.dim() == 1
-            held = x != PADDING if text else None
             with watched({block: module.get_submodule(block) for block in blocks}) as seen:
                 score += task.score(self.answers(module, x), y.to(self.federation.device))
             if missing := [block for block in blocks if block not in seen]:
-                raise RunError(f"{self.name}: block {missing[0]!r} of its model was not called, so it has no output")
-            parts.append([rows(seen[block], len(y), held) for block in blocks])
+                raise RunError(
+                    f"{self.run.path}: block {missing[0]!r} of its model was not called, so it has no output"
+                )
+            parts.append([rows(seen[block], len(y), x != PADDING if text else None) for block in blocks])
         return [torch.cat(own) for own in zip(*parts, strict=True)], task.values(score)[task.first]
 
-    def _store(self, server: Server) -> ClientStore:
-        return self._last_store if server.round else make_store(self.federation)  # at first nobody has had a turn
-
     @cached_property
-    def _last_store(self) -> ClientStore:
-        store = make_store(self.federation, self._run.folder.memories)
-        store.manifest = load_checkpoint(self._run.folder.checkpoint, self.federation.start()).memories
+    def _store(self) -> ClientStore:
+        store = make_store(self.federation, self.run.folder.memories)
+        store.manifest = load_checkpoint(self.run.folder.checkpoint, self.federation.start()).memories
         return store
-
-
-def remembers(run: RecordedRun) -> bool:
-    """Returns whether clients of the method remember something, which only the last checkpoint has."""
-    return bool(run.federation.method.client.memory(run.layout))
 
 
 def common_points(layout: Layout, slices: Sequence[Slice]) -> dict[str, list[str]]:
@@ -151,8 +130,8 @@ def common_points(layout: Layout, slices: Sequence[Slice]) -> dict[str, list[str
 
 def stage_name(stage: tuple[str, ...], number: int) -> str:
     """Returns what the names of a stage's blocks have in common, or else its number."""
-    parts = [block.split(".") for block in stage]
-    same = [words[0] for words in itertools.takewhile(lambda w: len(set(w)) == 1, zip(*parts, strict=False))]
+    words = zip(*(block.split(".") for block in stage), strict=False)
+    same = [word[0] for word in itertools.takewhile(lambda word: len(set(word)) == 1, words)]
     return ".".join(same) or f"stage {number}"
 
 
@@ -166,19 +145,15 @@ def watched(layers: Mapping[str, nn.Module], *, inputs: bool = False) -> Iterato
         first = value[0] if isinstance(value, tuple) else value  # recurrent layers also return their states
         seen[name] = first.clone()  # later layers may write into it
 
-    hooks = [
-        layer.register_forward_hook(lambda _, given, output, name=name: keep(name, given if inputs else output))
-        for name, layer in layers.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hook = layer.register_forward_hook(lambda _, given, output, n=name: keep(n, given if inputs else output))
+            hooks.enter_context(hook)
         yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def rows(output: Tensor, examples: int, held: Tensor | None = None) -> Tensor:
-    """Returns one row for each example; ``held`` says which positions of a text are words."""
+    """Returns the whole output of each example as a row; of a text the mean over its words, which ``held`` marks."""
     if output.shape[0] != examples:  # a model of (position, example, channel)
         output = output.movedim(list(output.shape).index(examples), 0)
     if held is not None and output.dim() == 3 and output.shape[1] == held.shape[1]:

@@ -1,33 +1,26 @@
 """InCo's coefficients over a run, from its ``metrics.jsonl`` alone: theta, beta, and the size of the change.
 
-For each deep layer and round the run has recorded, over the units of ``inco.granularity`` (kernels, or the tensor):
-
-    theta            mean weight of the shallow layer's update; 1 without optimisation
-    beta             mean of <g_0, g_k>
-    beta_positive    share of units with beta > 0
-    norm_change      Frobenius norm of what InCo adds to the update; norm_deep is that of the update before
-
-Runs with ``+noise`` have norm_change and norm_deep too, of Gaussian noise in place of InCo.
+They are recorded for each deep layer and round, over the units of ``inco.granularity`` (kernels, or the tensor):
+``theta`` (1 without optimisation) and ``beta`` are means, ``beta_positive`` is a share of units, ``norm_change`` the
+Frobenius norm of what InCo adds to the update, ``norm_deep`` that of the update before. With ``+noise`` there are only
+the norms, of Gaussian noise in place of InCo.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from incofl.analysis.analyze import Findings, Options, cell, own
-from incofl.analysis.layers import Layers, Record
-from incofl.analysis.plots import Axes, drawn, layer_axis, legend, look
-from incofl.analysis.runs import RecordedRun, by_seed
+from incofl.analysis.analyze import Findings, Options, cell, first_seeds
+from incofl.analysis.layers import Array, Layers, Record
+from incofl.analysis.plots import drawn, layer_axis, look
+from incofl.analysis.runs import RecordedRun
 from incofl.errors import RunError
 
-KINDS = ("inco", "noise")
 # Means over the rounds; rounds_positive is the share of rounds in which the mean of beta is above 0.
 MEANS = ("theta", "beta", "beta_positive", "rounds_positive", "relative_change")
-TITLE = "what is added to the updates of deep layers: means over layers and rounds"
-HEADINGS = ["run", "adds", "layers", "theta", "beta > 0", "beta > 0 in rounds", "norm", "relative", "unsteadiness"]
 
 
 @dataclass(frozen=True)
@@ -43,25 +36,20 @@ class Coefficients:
         """What the transform adds, in words."""
         return "noise" if self.kind == "noise" else "InCo" if self.optimise else "InCo without optimisation"
 
-    def means(self, what: str) -> dict[str, float]:
-        """Returns the mean of a number over the rounds, by layer."""
-        rows = self.layers.rows(what) if what in self.layers.numbers else {}
-        return {name: float(row.mean()) for name, row in rows.items()}
-
-    def norm_of_change(self) -> dict[int, float]:
-        """Returns the Frobenius norm of the change of all layers together, by round."""
-        norms = np.sqrt(np.nansum(self.layers.numbers["norm_change"] ** 2, axis=0))
-        return dict(zip(self.layers.rounds, norms.tolist(), strict=True))
-
     def unsteadiness(self) -> float | None:
         """Returns the mean size of the norm's change from a round to the next, over its mean: 0 for a constant."""
-        values = np.array(list(self.norm_of_change().values()))
+        values = norms(self.layers)
         return float(np.abs(np.diff(values)).mean() / values.mean()) if len(values) > 1 and values.mean() > 0 else None
+
+
+def norms(layers: Layers) -> Array:
+    """Returns the Frobenius norm of the change of some layers together, by round."""
+    return np.asarray(np.sqrt(np.nansum(layers.numbers["norm_change"] ** 2, axis=0)))
 
 
 def coefficients(run: RecordedRun) -> Coefficients | None:
     """Reads the coefficients; ``None`` for a run whose method has neither InCo nor noise."""
-    kind = next((kind for kind in KINDS if any(row.get(kind) for row in run.rows)), None)
+    kind = next((kind for kind in ("inco", "noise") if any(row.get(kind) for row in run.rows)), None)
     if kind is None:
         return None
     records: dict[str, dict[int, Record]] = {}
@@ -72,9 +60,8 @@ def coefficients(run: RecordedRun) -> Coefficients | None:
     parts = layout.stages if len(layout.stages) > 1 else tuple((block,) for block in layout.blocks)
     stage = {block: f"stage {number}" for number, part in enumerate(parts, start=1) for block in part}
     group_of = {name: stage.get(layout.block_of[name.partition(",")[0]] or "", "stage 1") for name in records}
-    return Coefficients(
-        kind, kind == "inco" and bool(run.values.get("inco.optimise", True)), Layers.of(group_of, records)
-    )
+    optimise = kind == "inco" and bool(run.values.get("inco.optimise", True))
+    return Coefficients(kind, optimise, Layers.of(group_of, records))
 
 
 def derived(record: Record) -> dict[str, float]:
@@ -84,104 +71,65 @@ def derived(record: Record) -> dict[str, float]:
     return found | ({"relative_change": found["norm_change"] / deep} if (deep := found.get("norm_deep")) else {})
 
 
-def mean(values: Iterable[float]) -> float | None:
-    """Returns the mean; ``None`` of nothing."""
-    known = list(values)
-    return float(np.mean(known)) if known else None
-
-
 def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = None) -> Findings:
     """Draws theta, beta and the size of the change of each run with InCo or noise, and such runs next to each other."""
-    findings = Findings(TITLE, [HEADINGS])
+    findings = Findings("what is added to the updates of deep layers: means over layers and rounds")
     found = {run: one for run in runs if (one := coefficients(run)) is not None}
     if not found:
         raise RunError(f"coefficients: {runs[0].path} and the others are runs without InCo and without noise")
     for run, one in found.items():
-        findings.json(own(run, "coefficients.json"), summary(one))
-        path, norms = findings.file(own(run, "coefficients.png")), one.norm_of_change()
-        if one.kind == "inco":
-            draw_run(path, one, run.name)
-        else:
-            draw_runs(path, {run.name: one})
-        theta, _, units, rounds, change = (mean(one.means(what).values()) for what in MEANS)
-        numbers = [
-            cell(theta),
-            cell(units, ".1%"),
-            cell(rounds, ".1%"),
-            cell(mean(norms.values()), ".3g"),
-            cell(change),
-        ]
-        count = str(len(one.layers.group_of))
-        findings.table.append([run.name, one.what, count, *numbers, cell(one.unsteadiness())])
-    if len(groups := by_seed(list(found))) > 1:
-        draw_runs(findings.file(out / "coefficients.png"), {label: found[group[0]] for label, group in groups.items()})
+        means = [list(one.layers.means(what).values()) for what in MEANS]
+        theta, _, units, rounds, change = (float(np.mean(values)) if values else None for values in means)
+        row = {"run": run.name, "adds": one.what, "layers": len(one.layers.group_of), "theta": theta}
+        row |= {"beta > 0": cell(units, ".1%"), "beta > 0 in rounds": cell(rounds, ".1%")}
+        row |= {"norm": cell(float(norms(one.layers).mean()), ".3g"), "relative": change}
+        findings.row(row | {"unsteadiness": one.unsteadiness()})
+        findings.json(run, "coefficients.json", summary(one))
+        stages = dict.fromkeys(one.layers.group_of.values())
+        title = f"{run.name}: coefficients of {one.what}, a line or points for each deep layer"
+        draw(findings.file(run, "coefficients.png"), title, {stage: one.layers.group(stage) for stage in stages})
+    if len(settings := first_seeds(found)) > 1:
+        series = {f"{label} ({one.what})": one.layers for label, one in settings.items()}
+        draw(findings.file(out, "coefficients.png"), "coefficients by run", series)
     return findings
 
 
 def summary(found: Coefficients) -> dict[str, Any]:
     """Returns the content of ``coefficients.json``."""
-    norms, means = found.norm_of_change(), {what: found.means(what) for what in MEANS}
-    change = {"values": list(norms.values()), "mean": mean(norms.values()), "unsteadiness": found.unsteadiness()}
+    values, means = norms(found.layers), {what: found.layers.means(what) for what in MEANS}
+    change = {"values": values, "mean": values.mean(), "unsteadiness": found.unsteadiness()}
     by_layer = {name: {what: values.get(name) for what, values in means.items()} for name in found.layers.group_of}
     start = {"kind": found.kind, "optimise": found.optimise, "norm_of_change": change}
     return start | found.layers.json(mean=by_layer)
 
 
-def draw_run(path: Path, found: Coefficients, name: str) -> None:
-    """Draws theta and beta of each layer by round, the share of beta > 0 by layer, and the relative change."""
-    layers, stages = found.layers, list(dict.fromkeys(found.layers.group_of.values()))
-    title = f"{name}: InCo's coefficients, a line or points for each deep layer"
-    with drawn(path, 10, max(6.4, 3.6 + 0.17 * len(layers.group_of)), title) as figure:
-        (theta, beta), (share, change) = figure.subplots(2, 2)
-        for axes, what in ((theta, "theta"), (beta, "beta"), (change, "relative_change")):
-            style = {"ls": "", "ms": 3.5} if axes is beta else {"lw": 1, "ms": 3, "markevery": _every(layers.rounds)}
-            for stage, values in zip(layers.group_of.values(), layers.numbers[what], strict=True):
-                known = np.isfinite(values)
-                rounds = np.array(layers.rounds)[known]
-                axes.plot(rounds, values[known], **look(stages.index(stage), **style), alpha=0.8)
-        theta.axhline(1, color="black", ls="--", lw=1, label="without optimisation")
-        theta.set(xlabel="round", ylabel=r"$\theta$, mean over units", ylim=(0, None))
-        theta.legend(fontsize=8)
-        if len(sizes := np.abs(np.concatenate([*layers.rows("beta").values()]))) and sizes.any():
-            beta.set_yscale("symlog", linthresh=float(np.quantile(sizes[sizes > 0], 0.1)))
-        beta.axhline(0, color="black", lw=0.8)
-        beta.set(xlabel="round", ylabel=r"$\beta$, mean over units (signed log)")
-        _shares(share, [found], [stages.index(stage) for stage in layers.group_of.values()])
-        change.set(xlabel="round", ylabel="norm of change / norm of update", ylim=(0, None))
-        legend(figure, {stage: look(at, ms=4) for at, stage in enumerate(stages)}, len(stages))
-
-
-def _every(rounds: Sequence[int]) -> int:
-    """Returns a step so that a long line has about a dozen markers."""
-    return max(1, len(rounds) // 12)
-
-
-def _shares(axes: Axes, runs: Sequence[Coefficients], looks: Sequence[int] | None = None) -> None:
-    """Draws the share of beta > 0 by layer, a look for each run, or for each layer."""
-    names = list(dict.fromkeys(layer for found in runs for layer in found.layers.group_of))
-    for place, found in enumerate(runs):
-        for layer, share in found.means("beta_positive").items():
-            at = names.index(layer)
-            axes.plot(100 * share, at, **look(looks[at] if looks else place))
-    axes.axvline(50, color="black", ls="--", lw=1)
-    layer_axis(axes, names, 7)
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(low, 40), max(high, 60))  # otherwise chance would look like much
-    axes.set_xlabel(r"units with $\beta > 0$, mean over rounds, in percent")
-
-
-def draw_runs(path: Path, runs: Mapping[str, Coefficients]) -> None:
-    """Draws the share of beta > 0 by layer where runs have InCo, and the size of what each run adds by round."""
-    runs = dict(sorted(runs.items(), key=lambda entry: entry[1].kind))  # InCo first, so that looks agree
-    mixed = [found for found in runs.values() if found.kind == "inco"]
-    rows = len({layer for found in mixed for layer in found.layers.group_of})
-    title = "InCo's coefficients by run" if mixed else "noise on deep layers"
-    with drawn(path, 10 if mixed else 5.5, max(3.8, 1.8 + 0.18 * rows), title) as figure:
-        *shares, norm = figure.subplots(1, 1 + bool(mixed), squeeze=False)[0]
-        for axes in shares:
-            _shares(axes, mixed)
-        for place, found in enumerate(runs.values()):
-            norms = found.norm_of_change()
-            norm.plot(list(norms), list(norms.values()), **look(place, markevery=_every(list(norms))))
+def draw(path: Path, title: str, series: Mapping[str, Layers]) -> None:
+    """Draws the norm of each series of layers, and numbers of each of their layers; of noise there is only the norm."""
+    names = list(dict.fromkeys(name for layers in series.values() for name in layers.group_of))
+    betas = [np.abs(row) for layers in series.values() for row in layers.rows("beta").values()]
+    size = (3.7, max(2.6, 0.9 + 0.17 * len(names)))
+    with drawn(path, title, size, 5 if betas else 2, 3) as (norm, change, *panels):
+        by_round = dict(zip(("relative_change", "theta", "beta"), (change, *panels), strict=False))
+        for place, (label, layers) in enumerate(series.items()):
+            style, rounds = look(place, label=label, lw=1, ms=3.5, alpha=0.7), np.array(layers.rounds)
+            norm.plot(rounds, norms(layers), **style)
+            for what, axes in by_round.items():
+                for known, values in ((np.isfinite(row), row) for row in layers.numbers.get(what, ())):
+                    axes.plot(rounds[known], values[known], **style, ls="" if what == "beta" else "-")
+            for name, positive in layers.means("beta_positive").items():
+                panels[2].plot(100 * positive, names.index(name), **style)
         norm.set(xlabel="round", ylabel="Frobenius norm of what is added", ylim=(0, None))
-        legend(figure, {f"{label} ({one.what})": look(at) for at, (label, one) in enumerate(runs.items())}, 3)
+        change.set(xlabel="round", ylabel="norm of change / norm of update", ylim=(0, None))
+        if betas:
+            theta, beta, share, *_ = panels
+            theta.axhline(1, color="black", ls="--", lw=1, label="theta without optimisation; beta > 0 by chance")
+            theta.set(xlabel="round", ylabel=r"$\theta$, mean over units", ylim=(0, None))
+            if (sizes := np.concatenate(betas)).any():
+                beta.set_yscale("symlog", linthresh=float(np.quantile(sizes[sizes > 0], 0.1)))
+            beta.set(xlabel="round", ylabel=r"$\beta$, mean over units (signed log)")
+            low, high = share.get_xlim()
+            share.set(
+                xlim=(min(low, 40), max(high, 60)), xlabel=r"units with $\beta > 0$, mean over rounds, in percent"
+            )
+            share.axvline(50, color="black", ls="--", lw=1)
+            layer_axis(share, names)

@@ -1,9 +1,8 @@
 """Cross-environment similarity: do two runs, such as an IID and a non-IID one, move the same layers alike?
 
-In each round that both recorded, the update of a layer is a matrix with a row for each output (a convolution's weight
-is out x (in k k)), and the similarity of two runs is linear CKA between their matrices. Plain CKA of unrelated matrices
-is far from 0 when rows are longer than there are rows. ``chance`` says where it lies: CKA after the rows of one have
-been shuffled. The debiased estimate, which is 0 there, stands beside it.
+In each round that both recorded, the similarity of a layer is linear CKA between the updates of both runs, as matrices
+with a row for each output. Plain CKA of unrelated matrices with few and long rows is far from 0; ``chance`` is their
+value after the rows of one have been shuffled. The debiased estimate, which is 0 there, stands beside it.
 """
 
 import math
@@ -16,53 +15,36 @@ import torch
 from torch import Tensor
 
 from incofl.analysis.analyze import Findings, Options, cell
-from incofl.analysis.cka import LEAST, cka_matrix, debiased_matrix, gram
-from incofl.analysis.layers import Contest, Layers, Record, groups_of
-from incofl.analysis.plots import draw_ranges, drawn, finish_layers, legend, look, short
+from incofl.analysis.cka import FEWEST, cka_matrix, debiased_matrix, gram
+from incofl.analysis.layers import Layers, Record, groups_of
+from incofl.analysis.plots import drawn, look, short
 from incofl.analysis.runs import RecordedRun, by_seed
-from incofl.analysis.smoothness import describe
-from incofl.analysis.updates import update_rounds, updates
+from incofl.analysis.updates import describe, update_rounds, updates
 from incofl.errors import RunError
 from incofl.statistics import Correlation, correlation
 
-# Statistics of updates that may go with their similarity, with their labels in figures.
-STATISTICS = {
-    "mean": "size of the mean",
-    "variance": "variance",
-    "covariance": "covariance",
-    "difference": "mean size of the difference",
-    "roughness": "roughness",
-}
-HEADINGS = ("runs", "seed", "rounds", "CKA shallow higher", "debiased", "lowest above highest")
-
-
-def matrix(update: Tensor) -> Tensor:
-    """Returns an update with a row for each output; every element of a vector is a row."""
-    return update.reshape(len(update), -1).double()
+STATISTICS = ("mean", "variance", "covariance", "difference", "roughness")  # of updates, that may go with their CKA
+SIMILARITIES = {"cka": "CKA of updates: lowest, mean, highest round", "debiased": "the same, debiased (unrelated: 0)"}
 
 
 def compare_updates(one: Tensor, other: Tensor) -> dict[str, float] | None:
-    """Compares two updates of one layer: CKA, and the statistics of both.
-
-    Returns ``None`` where a run did not move the layer, or all its outputs alike. Debiased CKA is not a number below
-    four rows, and roughness for few elements.
-    """
-    a, b = matrix(one), matrix(other)
+    """Returns CKA and statistics of two updates of a layer; ``None`` where a run moved no output, or all alike."""
+    a, b = (update.reshape(len(update), -1).double() for update in (one, other))  # each element of a vector is a row
     grams = [gram(a), gram(b)]
     if not all(k.any() for k in grams):
         return None
     order = torch.randperm(len(b), generator=torch.Generator().manual_seed(0))
     plain = cka_matrix([*grams, grams[1][order][:, order]])[0]
-    rough = [found[0].roughness for update in (one, other) if (found := describe(update.numpy())) is not None]
+    rough = [shape.numbers["roughness"] if (shape := describe(x.numpy())) else math.nan for x in (one, other)]
     return {
         "cka": float(plain[1]),
         "chance": float(plain[2]),
-        "debiased": float(debiased_matrix(grams)[0, 1]) if len(a) >= LEAST else math.nan,
+        "debiased": float(debiased_matrix(grams)[0, 1]) if len(a) >= FEWEST else math.nan,
         "mean": float(a.mean().abs() + b.mean().abs()) / 2,
         "variance": float(a.var() + b.var()) / 2,
         "covariance": float(((a - a.mean()) * (b - b.mean())).mean()),
         "difference": float((a - b).abs().mean()),
-        "roughness": float(np.mean(rough)) if len(rough) == 2 else math.nan,
+        "roughness": float(np.mean(rough)),
     }
 
 
@@ -82,16 +64,10 @@ def compare_runs(one: RecordedRun, other: RecordedRun) -> Layers:
     return Layers.of(group_of, found)
 
 
-def shallow_higher(found: Layers, what: str = "cka") -> Contest:
-    """Tests the paper's observation that shallow layers are more similar, on ``cka`` or ``debiased``."""
-    return found.shallow_larger(found.numbers[what], np.mean)
-
-
 def normalised(found: Layers, what: str) -> dict[str, float]:
     """Returns means over the rounds, in each group divided by the smallest size, as in the paper's figure."""
-    means = {name: float(values.mean()) for name, values in found.rows(what).items()}
-    heads = {name: found.group_of[name] for name in means}
-    least = {head: min(abs(means[name]) for name in heads if heads[name] == head) for head in heads.values()}
+    means, heads = found.means(what), found.group_of
+    least = {head: min(abs(means[name]) for name in means if heads[name] == head) for head in {heads[n] for n in means}}
     return {name: mean / least[heads[name]] for name, mean in means.items() if least[heads[name]] > 0}
 
 
@@ -110,60 +86,45 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     if not others:
         raise RunError("environments: got runs of one setting, expected two, such as IID and non-IID")
     title = f"updates against those of {reference}: share of (deep layer, round) pairs in which shallow ones are closer"
-    findings, of_seed = Findings(title, [HEADINGS]), {run.seed: run for run in firsts}
+    findings, of_seed = Findings(title), {run.seed: run for run in firsts}
 
-    def look(run: RecordedRun) -> Layers:
+    def look_at(run: RecordedRun) -> Layers:
         if run.seed not in of_seed:
             raise RunError(f"{run.name} has no run of {reference} with its seed")
         return compare_runs(of_seed[run.seed], run)
 
     comparisons = []
     label_of = {run: label for label, group in others for run in group}
-    for run, found in findings.of_each(list(label_of), look).items():
+    for run, found in findings.of_each(list(label_of), look_at).items():
         both = [of_seed[run.seed].name, run.name]
-        higher = {what: shallow_higher(found, what) for what in ("cka", "debiased")}
+        # The paper's observation is that shallow layers are more similar.
+        higher = {what: found.shallow_larger(found.numbers[what], np.mean) for what in SIMILARITIES}
         comparisons.append({"runs": both, **found.json(), "shallow_higher": higher, "relations": relations(found)})
-        above = higher["cka"].lowest_above_highest.values()
         shares = [cell(test.pairs.share, ".0%") for test in higher.values()]
-        head = [" / ".join(both), str(run.seed), f"{found.rounds[0]}-{found.rounds[-1]}"]
-        findings.table.append([*head, *shares, f"{sum(above)} of {len(above)} groups"])
+        above = higher["cka"].lowest_above_highest.values()
+        row = {"runs": " / ".join(both), "seed": run.seed, "rounds": found.span, "CKA shallow higher": shares[0]}
+        findings.row(row | {"debiased": shares[1], "lowest above highest": f"{sum(above)} of {len(above)} groups"})
         suffix = "" if len(others) == 1 else "-" + re.sub(r"[^\w.+-]+", "-", label_of[run])
-        if (path := out / f"cross_environment{suffix}.png") not in findings.files:  # one picture for each setting
-            names = f"similarity of updates of {' and '.join(both)}"
-            draw_environments(findings.file(path), found, names)
-            draw_relations(findings.file(out / f"relations{suffix}.png"), found, f"{names} against their statistics")
-    findings.json(out / "cross_environment.json", {"reference": reference, "comparisons": comparisons})
+        name, title = f"cross_environment{suffix}.png", f"similarity of updates of {' and '.join(both)}"
+        if out / name not in findings.files:  # one picture for each setting
+            path, marks = findings.file(out, name), {"the same with rows shuffled": found.means("chance")}
+            found.draw(path, title, SIMILARITIES, lambda row: (row.min(), row.mean(), row.max()), marks)
+            draw_relations(findings.file(out, f"relations{suffix}.png"), found, title)
+    findings.json(out, "cross_environment.json", {"reference": reference, "comparisons": comparisons})
     return findings
-
-
-def draw_environments(path: Path, found: Layers, title: str) -> None:
-    """Draws CKA between the updates of two runs for each layer: lowest, mean and highest round."""
-    with drawn(path, 8, 0.24 * len(found.group_of) + 1.9, title) as figure:
-        axes = figure.subplots(1, 2, sharey=True)
-        for panel, what in zip(axes, ("cka", "debiased"), strict=True):
-            ranges = {name: (own.min(), own.mean(), own.max()) for name, own in found.rows(what).items()}
-            draw_ranges(panel, found.group_of, ranges)
-        axes[0].set_xlabel("CKA of updates: lowest, mean, highest round")
-        axes[1].set_xlabel("the same, debiased (unrelated: 0)")
-        axes[1].axvline(0, color="black", lw=0.8)
-        chance = {name: float(own.mean()) for name, own in found.rows("chance").items()}
-        finish_layers(figure, chance, "the same with rows shuffled")
 
 
 def draw_relations(path: Path, found: Layers, title: str) -> None:
     """Draws CKA against statistics of the updates, both divided by the smallest in their group: a point is a layer."""
-    similarity, measured = normalised(found, "cka"), relations(found)
-    heads = list(dict.fromkeys(found.group_of.values()))
-    with drawn(path, 2.5 * len(STATISTICS), 3.2, title) as figure:
-        for axes, (what, label) in zip(figure.subplots(1, len(STATISTICS)), STATISTICS.items(), strict=True):
-            values, known = normalised(found, what), measured[what]
+    similarity, heads = normalised(found, "cka"), list(dict.fromkeys(found.group_of.values()))
+    title += " against their statistics, smallest of each group = 1; hollow: deep layers"
+    with drawn(path, title, (2.4, 2.2), len(STATISTICS), len(STATISTICS)) as panels:
+        for axes, (what, known) in zip(panels, relations(found).items(), strict=True):
+            values = normalised(found, what)
             for name in (name for name in similarity if name in values):
-                style = look(heads.index(found.group_of[name]), ms=6, mew=1.3)
-                fill = style["color"] if name == found.group_of[name] else "none"
-                axes.plot(values[name], similarity[name], **style, mfc=fill)
+                head = found.group_of[name]
+                style = look(heads.index(head), ls="", ms=6, mew=1.3)
+                style |= {"label": short(head)} if name == head else {"mfc": "none"}
+                axes.plot(values[name], similarity[name], **style)
             r = f"r = {known.pearson:+.2f}, $\\rho$ = {known.spearman:+.2f}" if known.pearson is not None else ""
-            axes.set_title(r or f"{known.points} layers")
-            axes.set_xlabel(f"{label}\n(smallest of its group = 1)")
-        figure.axes[0].set_ylabel("CKA (smallest of its group = 1)")
-        looks = {short(head): look(place, ls="") for place, head in enumerate(heads[:8])}
-        legend(figure, looks | {"hollow: deep layers": {"marker": "o", "ls": "", "mec": "black", "mfc": "none"}})
+            axes.set(title=r or f"{known.points} layers", xlabel=what, ylabel="CKA")

@@ -1,21 +1,21 @@
-"""One look for all figures: palette, grid, labels with units, white background."""
+"""One look for all figures: palette, grid, panels, one legend below, white background."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
-    from matplotlib.figure import Figure
 else:
-    Axes = Figure = Any
+    Axes = Any
 
 # Okabe and Ito's colours can be told apart with any colour vision; markers say the same again.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#000000", "#8A7F00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 HEAT = "cividis"  # has equal steps in lightness and looks alike with any colour vision
 DPI = 150
+MARGINS, NARROWEST = (0.8, 1.2), 6.0  # inches around the panels, and for the title
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -33,26 +33,28 @@ STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def drawn(path: Path, width: float, height: float, title: str) -> Iterator[Figure]:
-    """Gives a figure of a size in inches, and writes it to a PNG file at the end."""
+def drawn(
+    path: Path, title: str, size: tuple[float, float], count: int = 1, columns: int = 4, **subplots: Any
+) -> Iterator[list[Axes]]:
+    """Gives ``count`` panels of a size in inches; in the end drops the empty ones, adds the legend and writes a PNG."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
+    shape = -(-count // columns), min(count, columns)
+    width, height = (margin + number * side for margin, number, side in zip(MARGINS, shape[::-1], size, strict=True))
     with mpl.rc_context(STYLE):
-        figure = Figure((width, height), layout="constrained", facecolor="white")
-        figure.suptitle(title, x=0.01, ha="left")
-        yield figure
+        figure = Figure((max(width, NARROWEST), height), layout="constrained", facecolor="white")
+        figure.suptitle(title, x=0.01, ha="left", wrap=True)
+        panels = list(figure.subplots(*shape, squeeze=False, **subplots).flat)
+        yield panels
+        for empty in (panel for panel in panels if not panel.has_data()):
+            empty.remove()
+        drawings = [panel.get_legend_handles_labels() for panel in figure.axes]
+        if looks := {label: handle for known in drawings for handle, label in zip(*known, strict=True)}:
+            fit = int(figure.get_figwidth() * 15 / (6 + max(map(len, looks))))  # this many labels fill its width
+            figure.legend(looks.values(), looks.keys(), loc="outside lower center", ncols=max(1, min(fit, len(looks))))
         # Without matplotlib's version in the metadata, equal figures are equal files.
         figure.savefig(path, dpi=DPI, metadata={"Title": title, "Software": None})
-
-
-def panels(figure: Figure, count: int, columns: int = 4) -> list[Axes]:
-    """Returns ``count`` axes in rows of at most ``columns``."""
-    columns = min(count, columns)
-    axes = list(figure.subplots(-(-count // columns), columns, squeeze=False).flat)
-    for unused in axes[count:]:
-        unused.remove()
-    return axes[:count]
 
 
 def look(place: int, **style: Any) -> dict[str, Any]:
@@ -60,41 +62,12 @@ def look(place: int, **style: Any) -> dict[str, Any]:
     return {"color": PALETTE[place % len(PALETTE)], "marker": MARKERS[place % len(MARKERS)], **style}
 
 
-def legend(figure: Figure, looks: Mapping[str, Mapping[str, Any]], columns: int = 5) -> None:
-    """Puts a legend below a figure: the look of each label."""
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], label=label, **style) for label, style in looks.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
-
-
 def short(name: str) -> str:
     """Returns the name of a layer as figures show it."""
     return name.removesuffix(".weight")
 
 
-def layer_axis(axes: Axes, names: Sequence[str], size: float = 8) -> None:
+def layer_axis(axes: Axes, names: Sequence[str]) -> None:
     """Puts layers on the vertical axis, from top to bottom."""
-    axes.set_yticks(range(len(names)), [short(name) for name in names], fontsize=size)
+    axes.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
     axes.set_ylim(len(names) - 0.5, -0.5)
-
-
-SHALLOW, DEEP = look(0, ls=""), look(1, ls="")
-MARK: dict[str, Any] = {"color": "black", "marker": "|", "ls": "", "ms": 9, "mew": 1.4}
-
-
-def draw_ranges(axes: Axes, group_of: Mapping[str, str], ranges: Mapping[str, Sequence[float]]) -> None:
-    """Draws low, middle and high value of each layer as a dot on a bar; shallow layers are their own group."""
-    for place, name in enumerate(group_of):
-        if name in ranges:
-            (low, middle, high), style = ranges[name], SHALLOW if name == group_of[name] else DEEP
-            axes.hlines(place, low, high, color=style["color"], lw=2, alpha=0.45)
-            axes.plot(middle, place, **style)
-
-
-def finish_layers(figure: Figure, marks: Mapping[str, float], meaning: str) -> None:
-    """Names the layers of a figure, marks a value of each in its first panel, and adds the legend."""
-    for place, mark in enumerate(marks.values()):
-        figure.axes[0].plot(mark, place, **MARK)
-    layer_axis(figure.axes[0], list(marks))
-    legend(figure, {"shallow layer": SHALLOW, "deep layer": DEEP, meaning: MARK})

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -12,68 +11,41 @@ from incofl.config import UNBOUND, Config, load_config, read_toml
 from incofl.engine.build import build, build_model
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint
 from incofl.engine.federation import Federation
-from incofl.engine.run_folder import Row, RunFolder
+from incofl.engine.run_folder import RunFolder
 from incofl.errors import RunError
 from incofl.layout import Layout
 from incofl.models import Model
 from incofl.server import Server
 
 
-@dataclass(frozen=True)
 class RecordedRun:
-    """A run folder; what is in it is read when it is first asked for."""
+    """A run folder: its config and rounds; model, data and states are read when they are first asked for."""
 
-    folder: RunFolder
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder, self.path, self.name, self.rows = folder, folder.path, folder.path.name, folder.rows()
+        # By dotted key; unlike the config they can be read without the objects that they name.
+        tree: dict[str, Any] = read_toml(folder.config)
+        tables = {name: table for name, table in tree.items() if isinstance(table, dict)}
+        self.values = {key: value for key, value in tree.items() if key not in tables}
+        self.values |= {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
+        self.seed, self.method = int(self.values["seed"]), str(self.values["method"])
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """Opens a run folder; refuses one without a run or without a finished round."""
-        folder = RunFolder(Path(path))
+        folder, hint = RunFolder(Path(path)), "expected the folder of a run (incofl run --out, or out= in Python)"
         if not folder.path.is_dir():
-            raise RunError(f"{path}: no such folder, expected a run folder (incofl run --out {path} makes one)")
+            raise RunError(f"{path}: no such folder, {hint}")
         if not folder.config.exists():
-            raise RunError(f"{path}: holds no run, expected a folder that incofl run made")
+            raise RunError(f"{path}: holds no run, {hint}")
         if not folder.rows():
-            raise RunError(f"{path}: holds no finished round; continue it with: incofl run --resume --out {path}")
+            raise RunError(f"{path}: holds no finished round; continue it (--resume, or resume=True in Python)")
         return cls(folder)
-
-    @property
-    def path(self) -> Path:
-        """The folder, as the user named it."""
-        return self.folder.path
-
-    @property
-    def name(self) -> str:
-        """The name in tables and figures."""
-        return self.path.name
-
-    @cached_property
-    def values(self) -> dict[str, Any]:
-        """The values of the config by dotted key, which can be read without the objects that they name."""
-        tree = read_toml(self.folder.config)
-        tables = {name: table for name, table in tree.items() if isinstance(table, dict)}
-        flat = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
-        return {key: value for key, value in tree.items() if key not in tables} | flat
-
-    @property
-    def seed(self) -> int:
-        """The seed of the run."""
-        return int(self.values["seed"])
-
-    @property
-    def method(self) -> str:
-        """The name of the method."""
-        return str(self.values["method"])
 
     @cached_property
     def config(self) -> Config:
         """The config of the run; needs the objects that it names."""
         return load_config(self.folder.config)
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """The records of the finished rounds."""
-        return self.folder.rows()
 
     @cached_property
     def model(self) -> Model:
@@ -82,7 +54,6 @@ class RecordedRun:
 
     @property
     def layout(self) -> Layout:
-        """The structure of the server model."""
         return self.model.layout
 
     @cached_property
@@ -111,10 +82,7 @@ AnyRun = TypeVar("AnyRun", bound=RecordedRun)
 
 
 def find_runs(paths: Sequence[str | Path], kind: type[AnyRun]) -> list[AnyRun]:
-    """Opens the runs in some folders: each is a run folder, or holds run folders as ``incofl compare`` makes them.
-
-    Inside a folder of runs, those without a finished round are left out.
-    """
+    """Opens the runs in some folders: each is a run folder, or holds run folders, of which the begun ones count."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         inside = [] if RunFolder(path).config.exists() else [file.parent for file in path.rglob("config.toml")]
@@ -131,34 +99,23 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def by_seed(runs: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
-    """Groups the runs that have one config but for the seed, by seed; the labels tell the groups apart."""
+    """Groups the runs that differ in the seed alone; labels are methods, with up to three keys that tell them apart."""
+    binding = {run: {key: v for key, v in run.values.items() if key not in UNBOUND and key != "seed"} for run in runs}
     groups: dict[str, list[AnyRun]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(_binding(run), sort_keys=True, default=str), []).append(run)
-    result: dict[str, list[AnyRun]] = {}
-    firsts = [group[0] for group in groups.values()]
+        groups.setdefault(json.dumps(binding[run], sort_keys=True, default=str), []).append(run)
+    labelled: dict[str, list[AnyRun]] = {}
     for number, group in enumerate(groups.values(), start=1):
-        label = _label(group[0], firsts)
-        result[f"{label} ({number})" if label in result else label] = sorted(group, key=lambda run: run.seed)
-    return result
-
-
-def _binding(run: RecordedRun) -> dict[str, Any]:
-    """Returns all values that can change results, but for the seed."""
-    return {key: value for key, value in run.values.items() if key not in UNBOUND and key != "seed"}
-
-
-def _label(run: RecordedRun, others: Sequence[RecordedRun]) -> str:
-    """Returns the method, with up to three keys that tell the run from others of the same method."""
-    mine, rivals = _binding(run), [other.values for other in others if other.method == run.method]
-    telling = [key for key in mine if any(rival.get(key) != mine[key] for rival in rivals)]
-    return ", ".join([run.method, *(f"{key.rpartition('.')[2]} {plain(mine[key])}" for key in telling[:3])])
+        method, mine = group[0].method, binding[group[0]]
+        rivals = [other.values for other in runs if other.method == method]
+        telling = [key for key in mine if any(rival.get(key) != mine[key] for rival in rivals)]
+        label = ", ".join([method, *(f"{key.rpartition('.')[2]} {plain(mine[key])}" for key in telling[:3])])
+        labelled[f"{label} ({number})" if label in labelled else label] = sorted(group, key=lambda run: run.seed)
+    return labelled
 
 
 def plain(value: Any) -> str:
     """Returns a value of a config as a person writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(map(plain, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

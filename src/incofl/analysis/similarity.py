@@ -8,24 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from incofl.analysis.analyze import Findings, Options, cell, evenly, own
-from incofl.analysis.cka import cka_matrix, debiased_matrix, gram
-from incofl.analysis.clients import EXAMPLES, Member, Replay, choose, common_points, remembers
-from incofl.analysis.plots import HEAT, drawn, look, panels
+from incofl.analysis.analyze import Findings, Options, evenly
+from incofl.analysis.cka import FEWEST, cka_matrix, debiased_matrix, gram
+from incofl.analysis.clients import EXAMPLES, Member, Replay, choose, common_points
+from incofl.analysis.plots import HEAT, drawn, look
 from incofl.analysis.runs import RecordedRun, by_seed
-from incofl.data.dataset import Examples
-from incofl.engine.federation import Federation
+from incofl.data import Examples
 from incofl.engine.worker import one_thread
 from incofl.errors import ConfigError, RunError
 from incofl.seeds import Purpose, torch_rng
 from incofl.server import Server
 from incofl.statistics import FEWEST_POINTS, Correlation, correlation, mean_and_half_width, paired
 
-FEWEST, MOST = 4, 2000  # examples: the unbiased CKA needs some, and matrices of examples by examples are held
+MOST = 2000  # examples, as matrices of examples by examples are held
 MOST_ROWS = 6  # heat maps below each other
 TITLE = "CKA between clients' models, mean over pairs; r and rho over the recorded rounds, at the deepest point"
-HEADINGS = ["run", "round", "accuracy", "from", "to", "CKA shallow", "deep", "deep, same level", "different levels"]
-HEADINGS += ["deep, debiased", "r with accuracy", "rho", "rounds"]
 ByDepth = tuple[float | None, ...]  # a mean at each point, from shallow to deep; None where there is no pair
 
 
@@ -57,22 +54,27 @@ class Similarity:
 
     @property
     def evaluated(self) -> list[Snapshot]:
-        """The part of the history for which the accuracy is known."""
         return [entry for entry in self.history if entry.accuracy is not None]
 
     @property
     def accuracy(self) -> float | None:
-        """The accuracy of the server in the round that was analysed."""
         return next(entry.accuracy for entry in self.history if entry.round == self.round)
+
+
+Lines = Mapping[str, Sequence[ByDepth]]  # mean CKA of seeds, by label
+Groups = Mapping[str, Sequence[Similarity]]  # results of seeds, by label
 
 
 def similarity(run: RecordedRun, options: Options | None = None) -> Similarity:
     """Compares the clients' models of a run."""
     options, replay = options or Options(), Replay(run)
-    members = choose(replay.federation, options.clients)
+    members, test = choose(run.federation, options.clients), run.federation.data.test
     if len(members) < 2:
-        raise RunError(f"{replay.name}: has {len(members)} client(s) to compare, expected at least 2")
-    batch = draw_examples(replay.federation, options.examples)
+        raise RunError(f"{run.path}: has {len(members)} client(s) to compare, expected at least 2")
+    if not FEWEST <= options.examples <= MOST:
+        raise ConfigError(f"--examples: got {options.examples}, expected a whole number from {FEWEST} to {MOST}")
+    drawn_by_seed = torch.randperm(len(test), generator=torch_rng(run.seed, Purpose.ANALYSIS, EXAMPLES))
+    batch = test.pick(drawn_by_seed[: options.examples].sort().values)
     last = replay.server(options.round).round
     accuracy = {row["round"]: row["accuracy"] for row in run.rows}
     course = [r for r in replay.rounds if accuracy.get(r) is not None and r != last]
@@ -100,22 +102,13 @@ def similarity(run: RecordedRun, options: Options | None = None) -> Similarity:
     )
 
 
-def draw_examples(federation: Federation, examples: int) -> Examples:
-    """Draws the test examples on which models are compared, by the seed."""
-    if not FEWEST <= examples <= MOST:
-        raise ConfigError(f"--examples: got {examples}, expected a whole number from {FEWEST} to {MOST}")
-    test: Examples = federation.data.test
-    stream = torch_rng(federation.seed, Purpose.ANALYSIS, EXAMPLES)
-    return test.pick(torch.randperm(len(test), generator=stream)[:examples].sort().values)
-
-
 def compare(
     replay: Replay, server: Server, members: Sequence[Member], batch: Examples
 ) -> tuple[list[str], np.ndarray, np.ndarray, float]:
     """Trains the clients and returns the points, CKA and debiased CKA by point and pair, and their mean metric."""
     points = common_points(server.layout, [replay.slice(server, member) for member in members])
     if not points:
-        raise RunError(f"{replay.name}: its clients' models have no stage or block in common to be compared at")
+        raise RunError(f"{replay.run.path}: its clients' models have no stage or block in common to be compared at")
     grams, metrics = [], []
     with one_thread():
         for member, blocks in zip(members, zip(*points.values(), strict=True), strict=True):
@@ -136,63 +129,49 @@ def mean_over_pairs(matrices: np.ndarray, chosen: np.ndarray | None = None) -> B
 
 def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = None) -> Findings:
     """Compares the clients' models of each run, and several runs with each other."""
-    findings = Findings(TITLE, [HEADINGS])
+    findings = Findings(TITLE)
     found = findings.of_each(runs, lambda run: similarity(run, options))
     for run, one in found.items():
-        findings.json(own(run, "similarity.json"), one)
-        title = f"{run.name}: similarity of {len(one.clients)} clients' models after round {one.round}"
+        deep = one.correlation[one.points[-1]]
+        row = {"run": run.name, "round": one.round, "accuracy": one.accuracy, "from": one.points[0]}
+        row |= {"to": one.points[-1], "CKA shallow": one.mean_by_depth[0], "deep": one.mean_by_depth[-1]}
+        row |= {"deep, same level": one.within_level[-1], "different levels": one.between_levels[-1]}
+        row |= {"deep, debiased": one.debiased_by_depth[-1], "r with accuracy": deep.pearson}
+        findings.row(row | {"rho": deep.spearman, "rounds": deep.points})
+        findings.json(run, "similarity.json", one)
         lines = {"all pairs": [one.mean_by_depth], "same level": [one.within_level]}
         lines |= {"different levels": [one.between_levels], "all pairs, debiased": [one.debiased_by_depth]}
-        draw_by_depth(findings.file(own(run, "similarity.png")), title, one.points, lines)
-        draw_heat_maps(findings.file(own(run, "similarity-heatmaps.png")), {run.name: one})
-        if len(one.evaluated) > 1:
-            draw_against_accuracy(findings.file(own(run, "similarity-accuracy.png")), {run.name: [one]})
+        title = f"{run.name}: similarity of {len(one.clients)} clients' models after round {one.round}"
+        draw(findings, run, title, lines, {run.name: [one]})
         if len(one.evaluated) < FEWEST_POINTS:
             forgotten = f"clients of {run.method} remember what only the last checkpoint has"
-            why = forgotten if remembers(run) else "run it with record.every"
+            why = forgotten if Replay(run).remembers else "run it with record.every"
             few = f"{len(one.evaluated)} recorded round(s), too few for its course"
             findings.missing.append(f"{run.path}: {few}; {why}")
-        deep = one.correlation[one.points[-1]]
-        numbers = [one.mean_by_depth[0], one.mean_by_depth[-1], one.within_level[-1], one.between_levels[-1]]
-        numbers += [one.debiased_by_depth[-1], deep.pearson, deep.spearman]
-        head = [run.name, str(one.round), cell(one.accuracy), one.points[0], one.points[-1]]
-        findings.table.append([*head, *map(cell, numbers), str(deep.points)])
     if len(found) > 1:
         groups = {label: {run: found[run] for run in group} for label, group in by_seed(list(found)).items()}
-        results = {label: list(members.values()) for label, members in groups.items()}
-        findings.json(out / "similarity.json", compared(groups))
-        lines = {label: [member.mean_by_depth for member in members] for label, members in results.items()}
-        seeds = " (bands: 95 % confidence interval over seeds)" if max(map(len, lines.values())) > 1 else ""
-        names = shared_points(results)
-        draw_by_depth(findings.file(out / "similarity.png"), f"similarity of clients' models{seeds}", names, lines)
-        first = {label: members[0] for label, members in results.items()}
-        draw_heat_maps(findings.file(out / "similarity-heatmaps.png"), first)
-        if courses := {label: members for label, members in results.items() if len(members[0].evaluated) > 1}:
-            draw_against_accuracy(findings.file(out / "similarity-accuracy.png"), courses)
+        findings.json(out, "similarity.json", compared(groups))
+        lines = {label: [one.mean_by_depth for one in members.values()] for label, members in groups.items()}
+        title = "similarity of clients' models (bands: 95 % confidence interval over seeds)"
+        draw(findings, out, title, lines, {label: list(members.values()) for label, members in groups.items()})
     return findings
 
 
 def compared(groups: Mapping[str, Mapping[RecordedRun, Similarity]]) -> dict[str, Any]:
-    """Returns the numbers of a comparison: by setting and depth the mean, and the difference to the first setting.
-
-    Differences are paired by seed. Over all runs, the similarity at the deepest point is correlated with accuracy.
-    """
+    """Returns by setting and depth the mean over seeds, and the difference to the first setting, paired by seed."""
     reference = {run.seed: one for run, one in next(iter(groups.values())).items()}
     settings = {}
     for label, members in groups.items():
         columns = _columns([one.mean_by_depth for one in members.values()])
-        both = [(one, reference.get(run.seed)) for run, one in members.items()]
-        pairs = [
-            (one.mean_by_depth, other.mean_by_depth) for one, other in both if other and one.points == other.points
-        ]
-        gaps = [paired(*values) for values in zip(*map(_columns, zip(*pairs, strict=True)), strict=True)]
+        both = [(one, reference[run.seed]) for run, one in members.items() if run.seed in reference]
+        pairs = [(one.mean_by_depth, other.mean_by_depth) for one, other in both if one.points == other.points]
         settings[label] = {
             "runs": [run.name for run in members],
             "points": next(iter(members.values())).points[: len(columns)],
             "by_depth": [dict(zip(("mean", "half_width"), mean_and_half_width(v), strict=True)) for v in columns],
             "accuracy": [one.accuracy for one in members.values()],
             "seeds_compared": len(pairs),
-            "minus_first_by_depth": gaps,
+            "minus_first_by_depth": [paired(*v) for v in zip(*map(_columns, zip(*pairs, strict=True)), strict=True)],
         }
     runs = [one for members in groups.values() for one in members.values()]
     deep = correlation([one.mean_by_depth[-1] for one in runs], [one.accuracy for one in runs])
@@ -204,77 +183,62 @@ def _columns(rows: Sequence[ByDepth]) -> list[list[float]]:
     return [[np.nan if value is None else value for value in column] for column in zip(*rows, strict=False)]
 
 
-def shared_points(groups: Mapping[str, Sequence[Similarity]]) -> Sequence[str]:
-    """Returns names of the points in a figure of several models: numbers where the models' names differ."""
+def draw(findings: Findings, where: RecordedRun | Path, title: str, lines: Lines, groups: Groups) -> None:
+    """Draws the figures of one run, or of several next to each other."""
     names = [members[0].points for members in groups.values()]
-    longest = max(names, key=len)
-    same = all(points == longest[: len(points)] for points in names)
-    return longest if same else [str(number) for number in range(1, len(longest) + 1)]
+    longest: Sequence[str] = max(names, key=len)
+    if any(points != longest[: len(points)] for points in names):  # of different models
+        longest = [str(number) for number in range(1, len(longest) + 1)]
+    draw_by_depth(findings.file(where, "similarity.png"), title, longest, lines)
+    draw_heat_maps(findings.file(where, "similarity-heatmaps.png"), groups)
+    if courses := {label: members for label, members in groups.items() if len(members[0].evaluated) > 1}:
+        draw_against_accuracy(findings.file(where, "similarity-accuracy.png"), longest, courses)
 
 
-def draw_by_depth(path: Path, title: str, points: Sequence[str], lines: Mapping[str, Sequence[ByDepth]]) -> None:
+def draw_by_depth(path: Path, title: str, points: Sequence[str], lines: Lines) -> None:
     """Draws mean CKA by depth, a line for each label: the mean over its rows (seeds), with a band."""
-    with drawn(path, 7.2, 3.8, title) as figure:
-        axes = figure.subplots()
+    with drawn(path, title, (6.4, 2.8)) as (axes,):
         for place, (label, rows) in enumerate(lines.items()):
             known = {at: mean_and_half_width(v) for at, v in enumerate(_columns(rows)) if np.isfinite(v).all()}
             mean, half = np.array([(mean, half or 0.0) for mean, half in known.values()]).reshape(-1, 2).T
-            if known:
-                name = f"{label} ({len(rows)} seeds)" if len(rows) > 1 else label
-                axes.plot(list(known), mean, **look(place, ls="--" if "debiased" in label else "-"), label=name)
-                axes.fill_between(list(known), mean - half, mean + half, color=look(place)["color"], alpha=0.15, lw=0)
+            name, style = f"{label} ({len(rows)} seeds)" if len(rows) > 1 else label, look(place)
+            axes.plot(list(known), mean, **style, ls="--" if "debiased" in label else "-", label=name)
+            axes.fill_between(list(known), mean - half, mean + half, color=style["color"], alpha=0.15, lw=0)
         axes.set_xticks(range(len(points)), points, rotation=0 if len(points) < 7 else 40)
         axes.set(xlabel="where the models are compared, from shallow to deep", ylabel="mean CKA", ylim=(0, 1.02))
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def draw_heat_maps(path: Path, found: Mapping[str, Similarity]) -> None:
-    """Draws the CKA of every pair of clients, a panel for each point; several runs below each other.
-
-    White lines lie between levels, which are named at their middle.
-    """
-    shown = dict(list(found.items())[:MOST_ROWS])
+def draw_heat_maps(path: Path, groups: Groups) -> None:
+    """Draws the CKA of every pair of clients, a panel for each point, lines between levels; runs below each other."""
+    shown = {label: members[0] for label, members in list(groups.items())[:MOST_ROWS]}
     most, single = max(len(one.points) for one in shown.values()), len(shown) == 1
-    columns = min(most, 4) if single else most
-    rows, (name, first) = -(-most * len(shown) // columns), next(iter(shown.items()))
-    title = f"CKA of every pair of clients after round {first.round}" + (f", {name}" if single else "")
-    with drawn(path, max(1.9 * columns + 1.2, 5), 2.0 * rows + 0.9, title) as figure:
-        grid = panels(figure, most * len(shown), columns)
+    title = f"CKA of every pair of clients after round {next(iter(shown.values())).round}, by level"
+    with drawn(path, title, (1.9, 2.0), most * len(shown), 4 if single else most) as panels:
         for place, (label, one) in enumerate(shown.items()):
             levels = np.array([member.level for member in one.clients])
             middles = {str(level): float(np.flatnonzero(levels == level).mean()) for level in np.unique(levels)}
-            for axes, point, cka in zip(grid[place * most :], one.points, one.cka, strict=False):
+            for axes, point, cka in zip(panels[place * most :], one.points, one.cka, strict=False):
                 image = axes.imshow(cka, vmin=0, vmax=1, cmap=HEAT)
                 for edge in np.flatnonzero(np.diff(levels)) + 0.5:
                     axes.axhline(edge, color="white", lw=0.8)
                     axes.axvline(edge, color="white", lw=0.8)
                 axes.set_xticks(list(middles.values()), list(middles))
                 axes.set_yticks(list(middles.values()), list(middles))
-                axes.set_title(point if single else f"{label}: {point}")
+                axes.set_title(f"{label}: {point}")
                 axes.grid(visible=False)
-            for unused in grid[place * most + len(one.points) : (place + 1) * most]:
-                unused.remove()
-        figure.colorbar(image, ax=figure.axes, label="CKA", shrink=0.8)
-        figure.supxlabel("clients, by level", fontsize=9)
-        figure.supylabel("clients, by level", fontsize=9)
+        panels[0].figure.colorbar(image, ax=panels, label="CKA", shrink=0.8)
 
 
-def draw_against_accuracy(path: Path, groups: Mapping[str, Sequence[Similarity]]) -> None:
+def draw_against_accuracy(path: Path, points: Sequence[str], groups: Groups) -> None:
     """Draws mean CKA against test accuracy over the recorded rounds, a panel for each point; seeds share a colour."""
-    points = shared_points(groups)
-    alone = next(iter(groups.values()))[0] if sum(map(len, groups.values())) == 1 else None
-    columns = min(len(points), 4)
-    width, height = max(2.3 * columns + (0.3 if alone else 1.8), 6.2), 2.3 * -(-len(points) // columns) + 0.9
-    with drawn(path, width, height, "similarity of clients' models against accuracy, by recorded round") as figure:
-        for at, (point, axes) in enumerate(zip(points, panels(figure, len(points), columns), strict=True)):
+    everyone = [one for members in groups.values() for one in members]
+    title = "similarity of clients' models against accuracy, by recorded round; scales differ"
+    with drawn(path, title, (2.3, 2.4), len(points)) as panels:
+        for at, (point, axes) in enumerate(zip(points, panels, strict=False)):
             for place, (label, members) in enumerate(groups.items()):
                 entries = [entry for one in members if at < len(one.points) for entry in one.evaluated]
                 seen = [(entry.accuracy, y) for entry in entries if (y := entry.mean_by_depth[at]) is not None]
                 axes.plot(*np.array(seen).reshape(-1, 2).T, **look(place, ls=""), alpha=0.8, label=label)
-            r = alone.correlation[point].pearson if alone else None
-            axes.set_title(point if r is None else f"{point}: r = {r:.2f}")
+            r = everyone[0].correlation[point].pearson if len(everyone) == 1 else None
+            axes.set(title=point if r is None else f"{point}: r = {r:.2f}", xlabel="test accuracy", ylabel="mean CKA")
             axes.locator_params(axis="x", nbins=4)
-        figure.supxlabel("test accuracy, mean of the levels", fontsize=9)
-        figure.supylabel("mean CKA; scales differ", fontsize=9)
-        if not alone:
-            figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")

@@ -1,32 +1,34 @@
-"""The aggregated updates of a run: what its rounds did to shallow and deep layers.
+"""The aggregated updates of a run: what its rounds did to shallow and deep layers, and how smooth that is.
 
-The update of a round is the difference of the recorded server states before and after it; the paper calls it gradient.
-It needs states of consecutive rounds: ``record.every = 1``, or ``record.window`` for some of them. Where levels keep a
-layer for themselves (all of ``fedavg``'s), the update is the mean of what the levels see, at every position over the
-clients of the cohort that hold it.
-
-The layers are those that InCo pairs: ``Layout.shallow`` says for each deep layer which shallow one of the same shape
-belongs to it. All that share one are a group: a stage of a ResNet, a block of a ViT.
+The update of a round (the paper calls it gradient) is the difference of the recorded server states before and after it.
+Where levels keep a layer for themselves, it is the mean of what the levels see, at every position over the clients of
+the cohort that hold it. What smooth means, and why by these numbers: docs/analysis-updates.md.
 """
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from incofl.aggregate import Accumulator, Contribution
-from incofl.analysis.analyze import Findings, NotRecordedError, Options, cell, evenly, own
-from incofl.analysis.layers import Array, Contest, Layers, Record, groups_of, role
-from incofl.analysis.plots import DEEP, SHALLOW, Axes, draw_ranges, drawn, finish_layers, short
+from incofl.analysis.analyze import Findings, NotRecordedError, Options, cell, evenly
+from incofl.analysis.layers import LOOKS, Array, Contest, Layers, groups_of
+from incofl.analysis.plots import drawn, short
 from incofl.analysis.runs import RecordedRun
-from incofl.analysis.smoothness import LEAST, QUANTILES, REACH, Shape, describe, floor, quantiles, step
 from incofl.engine.build import build_method, build_splitter, client_levels
 from incofl.errors import RunError
 from incofl.server import Server
 from incofl.split import Slice
 from incofl.tensors import Tensors
 
+REACH = 4.0  # standard deviations to both sides; what lies beyond is left out, as end bins would be peaks
+LEAST = 64  # elements below which a histogram says nothing
+NORMAL_IQR = 1.3489795003921634  # interquartile range of the normal distribution, in standard deviations
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 # Less is smoother, for each of these measures; with their labels in figures.
 MEASURES = {
     "roughness": "roughness (extra peaks)",
@@ -34,25 +36,82 @@ MEASURES = {
     "step": "change of shape in a round ($W_1$)",
     "width": "change of width in a round (|log$_2$|)",
 }
-NUMBERS = ("elements", "roughness", "kurtosis", "mean", "deviation", "scale")
 MOST_GROUPS, MOST_DEEP, MOST_ROUNDS = 4, 4, 11  # of ridges; the paper shows the rounds 40 to 50
 OVERLAP = 1.7  # height of a ridge in distances of two
-TITLE = "updates: share of (deep layer, round) pairs in which the shallow layer's update is smoother"
-HEADINGS = ["run", "rounds", "deep layers", *MEASURES, "p of roughness (layers)"]
+Holder = tuple[int, Slice, int]  # a level, its slice, and the number of clients of the cohort that hold it
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The distribution of an update."""
+
+    numbers: dict[str, float]
+    marks: Array  # at QUANTILES
+    edges: Array  # of the histogram's bins, over REACH to both sides of the median
+    counts: Array
+    z: Array  # the standardised elements, as evenly spaced quantiles
+
+
+def describe(values: ArrayLike, before: Shape | None = None) -> Shape | None:
+    """Returns the shape of an update; ``None`` where few elements moved, or half of them by the same amount."""
+    x = np.asarray(values, dtype=np.float64).ravel()
+    x = x[x != 0]  # nobody trained the others
+    marks = np.quantile(x, QUANTILES) if len(x) >= LEAST else np.zeros(len(QUANTILES))
+    # Quartiles, not the standard deviation: a few large elements would squeeze the rest into one bin.
+    scale = float(marks[3] - marks[1]) / NORMAL_IQR
+    if not scale > 0:
+        return None
+    standard, mean, deviation = (x - marks[2]) / scale, float(x.mean()), float(x.std())
+    counts, z = histogram(standard), quantiles(standard)
+    numbers = {
+        "elements": float(len(x)),
+        "roughness": roughness(counts),
+        "kurtosis": float(np.mean((x - mean) ** 4)) / deviation**4 - 3,  # 0 for a bell
+        "mean": mean,
+        "deviation": deviation,
+        "scale": scale,
+        "step": step(before.z, z) if before else math.nan,
+        "width": abs(math.log2(scale / before.numbers["scale"])) if before else math.nan,
+    }
+    numbers |= {f"quantile_{at:g}": float(mark) for at, mark in zip(QUANTILES, marks, strict=True)}
+    return Shape(numbers, marks, np.linspace(-REACH, REACH, len(counts) + 1) * scale + marks[2], counts, z)
+
+
+def histogram(z: Array) -> Array:
+    """Returns the histogram of standardised elements, in bins by Rice's rule: a kernel estimate would be smooth."""
+    bins = max(8, math.ceil(2 * len(z) ** (1 / 3)))
+    return np.histogram(z, bins, (-REACH, REACH))[0].astype(np.float64)
+
+
+def roughness(counts: Array) -> float:
+    """Returns TV / (2 max) - 1, the total variation of a histogram beyond that of one peak: m - 1 for m equal peaks."""
+    return float(np.abs(np.diff(counts, prepend=0, append=0)).sum() / (2 * counts.max()) - 1)
+
+
+def quantiles(z: Array, points: int = 1000) -> Array:
+    """Returns evenly spaced quantiles of standardised elements, within ``REACH``."""
+    ordered: Array = np.sort(z.clip(-REACH, REACH))
+    return ordered.take(((np.arange(points) + 0.5) / points * len(z)).astype(int))
+
+
+def step(one: Array, other: Array) -> float:
+    """Returns the Wasserstein-1 distance of two distributions, given as ``quantiles``: their mean distance."""
+    return float(np.abs(one - other).mean())
+
+
+@cache
+def floor(elements: int, draws: int = 20) -> float:
+    """Returns the roughness that ``elements`` normal numbers have by chance, mean of a few draws."""
+    rng = np.random.default_rng(0)
+    return float(np.mean([roughness(histogram(rng.standard_normal(elements))) for _ in range(draws)]))
 
 
 def update_rounds(run: RecordedRun) -> list[int]:
     """Returns the rounds whose update is known: the states before and after them were recorded."""
-    rounds = [round for round in run.recorded if round - 1 in run.recorded]
-    if not rounds:
-        raise NotRecordedError(
-            f"{run.path}: no states of two consecutive rounds were recorded, which the analysis of updates needs; "
-            "run it with --set record.every=1 (or record.window)"
-        )
-    return rounds
-
-
-Holder = tuple[int, Slice, int]  # a level, its slice, and the number of clients of the cohort that hold it
+    if rounds := [round for round in run.recorded if round - 1 in run.recorded]:
+        return rounds
+    what = "no states of two consecutive rounds were recorded, which the analysis of updates needs"
+    raise NotRecordedError(f"{run.path}: {what}; run it with record.every=1 or record.window (--set, or in the config)")
 
 
 def updates(run: RecordedRun, names: Collection[str], rounds: Sequence[int]) -> Iterator[tuple[int, Tensors]]:
@@ -85,25 +144,17 @@ def update_between(before: Server, after: Server, names: Collection[str], holder
 
 def layers(run: RecordedRun) -> tuple[Layers, dict[str, dict[int, Shape]]]:
     """Describes the updates of the layers that InCo pairs, in groups of which a shallow and a deep layer moved."""
-    group_of, last = groups_of(run.layout), dict[str, Array]()
+    group_of = groups_of(run.layout)
     shapes: dict[str, dict[int, Shape]] = {name: {} for name in group_of}
-    records: dict[str, dict[int, Record]] = {name: {} for name in group_of}
     for round, update in updates(run, group_of, update_rounds(run)):
         for name, value in update.items():
-            if (described := describe(value.numpy())) is None:
-                continue
-            (shape, z), before = described, shapes[name].get(round - 1)
-            now, change, width = quantiles(z), math.nan, math.nan
-            if before is not None:
-                change, width = step(last[name], now), abs(math.log2(shape.scale / before.scale))
-            shapes[name][round], last[name] = shape, now
-            numbers = {key: float(getattr(shape, key)) for key in NUMBERS} | {"step": change, "width": width}
-            spread = {f"quantile_{at:g}": value for at, value in zip(QUANTILES, shape.quantiles, strict=True)}
-            records[name][round] = numbers | spread
+            if shape := describe(value.numpy(), shapes[name].get(round - 1)):
+                shapes[name][round] = shape
     compared = {head for name, head in group_of.items() if name != head and shapes[name] and shapes[head]}
     if not compared:
         least = f"at least {LEAST} elements that moved in a round"
         raise RunError(f"{run.path}: no deep layer and its shallow counterpart with {least}")
+    records = {name: {round: shape.numbers for round, shape in own.items()} for name, own in shapes.items()}
     return Layers.of({name: head for name, head in group_of.items() if head in compared}, records), shapes
 
 
@@ -115,68 +166,42 @@ def shallow_smoother(found: Layers, what: str) -> Contest:
 
 def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = None) -> Findings:
     """Draws distributions and smoothness of the updates of each run."""
-    findings = Findings(TITLE, [HEADINGS])
+    findings = Findings("updates: share of (deep layer, round) pairs in which the shallow layer's update is smoother")
     for run, (found, shapes) in findings.of_each(runs, layers).items():
         tests = {what: shallow_smoother(found, what) for what in MEASURES}
+        shares = {what: cell(test.pairs.share, ".0%") for what, test in tests.items()}
+        deep = sum(found.role(name) == "deep" for name in found.group_of)
+        row = {"run": run.name, "rounds": found.span, "deep layers": deep} | shares
+        findings.row(row | {"p of roughness (layers)": tests["roughness"].layers.p_value})
         chance = {name: floor(int(elements.max())) for name, elements in found.rows("elements").items()}
-        findings.json(own(run, "updates.json"), {**found.json(floor=chance), "shallow_smoother": tests})
-        draw_ridges(findings.file(own(run, "updates.png")), found.group_of, shapes, run.name)
-        draw_smoothness(findings.file(own(run, "smoothness.png")), found, tests, chance, run.name)
-        deep = sum(name != head for name, head in found.group_of.items())
-        shares = [cell(test.pairs.share, ".0%") for test in tests.values()]
-        rounds, p_value = f"{found.rounds[0]}-{found.rounds[-1]}", cell(tests["roughness"].layers.p_value)
-        findings.table.append([run.name, rounds, str(deep), *shares, p_value])
+        findings.json(run, "updates.json", {**found.json(floor=chance), "shallow_smoother": tests})
+        draw_ridges(findings.file(run, "updates.png"), found, shapes, run.name)
+        title = f"{run.name}: smoothness of aggregated updates, median and middle 80 % of rounds; less is smoother"
+        labels = {what: f"{label}\nshallow smoother: {shares[what]} of pairs" for what, label in MEASURES.items()}
+        path, marks = findings.file(run, "smoothness.png"), {"normal numbers": chance}
+        found.draw(path, title, labels, lambda row: np.quantile(np.abs(row), [0.1, 0.5, 0.9]), marks)
     return findings
 
 
-def draw_ridges(path: Path, group_of: Mapping[str, str], shapes: Mapping[str, Mapping[int, Shape]], name: str) -> None:
+def draw_ridges(path: Path, found: Layers, shapes: Mapping[str, Mapping[int, Shape]], name: str) -> None:
     """Draws a ridge for each of the last rounds: shallow layers on the left, deep ones of their group beside them."""
-    heads = evenly(list(dict.fromkeys(group_of.values())), MOST_GROUPS)
-    lines = [[h, *evenly([n for n, own in group_of.items() if own == h and n != h], MOST_DEEP)] for h in heads]
-    columns = max(map(len, lines))
     title = f"{name}: distribution of aggregated updates by round, each scaled to its peak; ticks: 5, 50 and 95 percent"
-    with drawn(path, 2.3 * columns + 0.6, 2.3 * len(lines) + 0.6, title) as figure:
-        grid = figure.subplots(len(lines), columns, squeeze=False)
-        for row, names in zip(grid, lines, strict=True):
-            width = max(float(np.median([shape.scale for shape in shapes[n].values()])) for n in names)
-            for axes, layer in zip(row, names, strict=False):
-                _ridges(axes, shapes[layer], (SHALLOW if layer == names[0] else DEEP)["color"])
-                axes.set_title(f"{short(layer)}, {role(layer, names[0])}", fontsize=8)
-                axes.set_xlim(-REACH * width, REACH * width)
-                axes.set_xlabel("change of a weight" if names is lines[-1] else "")
-            for unused in row[len(names) :]:
-                unused.remove()
-            row[0].set_ylabel("round")
-
-
-def _ridges(axes: Axes, shapes: Mapping[int, Shape], fill: str) -> None:
-    rounds = list(shapes)[-MOST_ROUNDS:]
-    for place, shape in enumerate(shapes[round] for round in rounds):
-        edges, heights = shape.edges(), OVERLAP * shape.counts / shape.counts.max()
-        over = 2 * (len(rounds) - place)  # earlier rounds lie in front, at the bottom
-        axes.fill_between(edges, place, place + np.append(heights, 0), step="post", color=fill, lw=0, zorder=over)
-        axes.stairs(heights + place, edges, baseline=place, color="white", lw=0.7, zorder=over + 1)
-        axes.vlines(shape.quantiles[::2], place, place + 0.25, color="black", lw=0.9, zorder=over + 1)
-    axes.set_yticks(range(len(rounds)), [str(round) for round in rounds], fontsize=7)
-    axes.tick_params(axis="x", labelsize=7)
-    axes.locator_params(axis="x", nbins=4)
-    axes.ticklabel_format(axis="x", scilimits=(-3, 3))
-    axes.xaxis.get_offset_text().set_fontsize(7)
-    axes.grid(axis="y", visible=False)
-    axes.set_ylim(-0.2, len(rounds) - 1 + OVERLAP + 0.1)
-
-
-def draw_smoothness(
-    path: Path, found: Layers, tests: Mapping[str, Contest], chance: Mapping[str, float], name: str
-) -> None:
-    """Draws each layer's median over the rounds, with the middle 80 percent of them; less is smoother."""
-    title = f"{name}: smoothness of aggregated updates, median and middle 80 % of rounds; less is smoother"
-    with drawn(path, 12.5, 0.22 * len(chance) + 1.8, title) as figure:
-        for axes, what in zip(figure.subplots(1, len(MEASURES), sharey=True), MEASURES, strict=True):
-            values = found.rows(what).items()
-            ranges = {layer: np.quantile(np.abs(own), [0.1, 0.5, 0.9]).tolist() for layer, own in values}
-            draw_ranges(axes, found.group_of, ranges)
-            share = tests[what].pairs.share
-            axes.set_title("" if share is None else f"shallow smoother: {share:.0%} of pairs")
-            axes.set_xlabel(MEASURES[what])
-        finish_layers(figure, chance, "normal numbers")
+    heads = evenly(list(dict.fromkeys(found.group_of.values())), MOST_GROUPS)
+    lines = [[h, *evenly([n for n, own in found.group_of.items() if own == h and n != h], MOST_DEEP)] for h in heads]
+    columns = max(map(len, lines))
+    with drawn(path, title, (2.3, 2.3), len(lines) * columns, columns) as panels:
+        for at, names in enumerate(lines):
+            width = max(float(np.median([shape.numbers["scale"] for shape in shapes[n].values()])) for n in names)
+            for axes, layer in zip(panels[at * columns :], names, strict=False):
+                kind, rounds = found.role(layer), list(shapes[layer])[-MOST_ROUNDS:]
+                for place, shape in enumerate(shapes[layer][round] for round in rounds):
+                    top = OVERLAP * shape.counts / shape.counts.max() + place
+                    over = 2 * (len(rounds) - place)  # earlier rounds lie in front, at the bottom
+                    axes.stairs(top, shape.edges, baseline=place, fill=True, color=LOOKS[kind]["color"], zorder=over)
+                    axes.stairs(top, shape.edges, baseline=place, color="white", lw=0.7, zorder=over + 1)
+                    axes.vlines(shape.marks[::2], place, place + 0.25, color="black", lw=0.9, zorder=over + 1)
+                axes.set(xlim=(-REACH * width, REACH * width), xlabel="change of a weight", ylabel="round")
+                axes.set_title(f"{short(layer)}, {kind}", fontsize=8)
+                axes.set_yticks(range(len(rounds)), map(str, rounds), fontsize=7)
+                axes.ticklabel_format(axis="x", scilimits=(-3, 3))
+                axes.locator_params(axis="x", nbins=4)

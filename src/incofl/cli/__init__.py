@@ -52,18 +52,11 @@ def main() -> None:
     """Runs the command line; what the user can fix is said in one line, without a traceback."""
     try:
         code = app(standalone_mode=False)
-    except IncoflError as problem:
-        code = _complain(str(problem))
-    except ClickException as problem:
-        code = _complain(problem.format_message())
-    except OSError as problem:  # an unreadable file, a full disk
-        code = _complain(f"{problem.filename or 'input or output'}: {problem.strerror or problem}")
+    except (IncoflError, ClickException, OSError) as problem:
+        code, message = 2, problem.format_message() if isinstance(problem, ClickException) else str(problem)
+        if isinstance(problem, OSError):  # an unreadable file, a full disk
+            message = f"{problem.filename or 'input or output'}: {problem.strerror or problem}"
+        typer.echo(f"incofl: {' '.join(message.split())}", err=True)  # libraries write several lines
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)
-
-
-def _complain(message: str) -> int:
-    """Prints one line, also where the message of a library has several."""
-    typer.echo(f"incofl: {' '.join(message.split())}", err=True)
-    return 2

@@ -10,17 +10,12 @@ import incofl.cli.arguments as arg
 
 def analyze(
     runs: arg.Runs,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Folder for comparisons of several runs [analysis/]."),
-    ] = None,
-    clients: Annotated[int, typer.Option("--clients", min=2, help="Clients that are compared.")] = 10,
-    examples: Annotated[int, typer.Option("--examples", help="Test examples on which they are compared.")] = 500,
-    round: Annotated[
-        int | None, typer.Option("--round", metavar="R", min=0, help="A recorded round [the last].")
-    ] = None,
-    history: Annotated[int, typer.Option("--history", min=1, help="Recorded rounds that curves show.")] = 10,
-    only: Annotated[str | None, typer.Option("--only", metavar="A,B,...", help="Only these analyses.")] = None,
+    out: Annotated[Path | None, arg.out("DIR", "Folder for comparisons of several runs [analysis/].")] = None,
+    clients: Annotated[int, typer.Option(min=2, help="Clients that are compared.")] = 10,
+    examples: Annotated[int, typer.Option(help="Test examples on which they are compared.")] = 500,
+    round: Annotated[int | None, typer.Option(metavar="R", min=0, help="A recorded round [the last].")] = None,
+    history: Annotated[int, typer.Option(min=1, help="Recorded rounds that curves show.")] = 10,
+    only: Annotated[str | None, typer.Option(metavar="A,B,...", help="Only these analyses.")] = None,
 ) -> None:
     """Analyse finished runs: figures and numbers into RUN/analysis.
 
@@ -39,8 +34,7 @@ def analyze(
         options = Options(clients, examples, round, history, watch=status.update)
         for findings in analyze(found, place, options, wanted):
             if findings.table:
-                print_table(console, findings.table, findings.title)
-            for line in findings.missing:
-                console.print(f"not analysed: {line}", soft_wrap=True)
-            for path in findings.files:
-                console.print(f"wrote {path}", soft_wrap=True)
+                print_table(findings.table, findings.title, console)
+            said = [f"not analysed: {line}" for line in findings.missing] + [f"wrote {path}" for path in findings.files]
+            for line in said:
+                console.print(line, soft_wrap=True)

@@ -1,40 +1,30 @@
 """Arguments that several commands share, and how they are read."""
 
-import contextlib
 import json
-import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from incofl.errors import ConfigError
 
-Config = Annotated[
-    str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset (incofl list presets).")
-]
-Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some (incofl compare).")
-]
+Config = Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or a preset (incofl list presets).")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")]
 Method = Annotated[str | None, typer.Option("--method", "-m", metavar="M", help="Method (incofl list methods).")]
-Model = Annotated[
-    str | None,
-    typer.Option("--model", metavar="M", help="Model (incofl list models), or your own as package.module:factory."),
-]
+Model = Annotated[str | None, typer.Option(metavar="M", help="Model (incofl list models), or package.module:factory.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one config key, e.g. data.alpha=0.1; repeatable."),
 ]
-Devices = Annotated[
-    Path | None,
-    typer.Option("--devices", metavar="FILE", help="Device classes: each gets the largest level within its limits."),
-]
-IgnoreLimits = Annotated[
-    bool, typer.Option("--ignore-limits", help="Let a method such as alllarge exceed the limits of devices.")
-]
+Devices = Annotated[Path | None, typer.Option(metavar="FILE", help="Device classes; each gets the level that fits.")]
+IgnoreLimits = Annotated[bool, typer.Option("--ignore-limits", help="Let a method exceed the limits of devices.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each with one worker.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")]
+
+
+def out(metavar: str, help: str) -> Any:
+    """Returns the option ``--out``."""
+    return typer.Option("--out", "-o", metavar=metavar, help=help)
 
 
 def overrides(set_: list[str] | None, **names: str | None) -> list[str]:
@@ -59,14 +49,3 @@ def show_help(context: typer.Context) -> None:
     """Prints the help of a group that is called without a command."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-@contextlib.contextmanager
-def interruptible(advice: Callable[[], str]) -> Iterator[None]:
-    """Turns Ctrl-C and a polite kill into one line and exit code 130."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"incofl: interrupted; {advice()}", err=True)
-        raise typer.Exit(130) from None

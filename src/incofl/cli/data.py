@@ -14,7 +14,7 @@ data_app = typer.Typer(help="Look at data sets, fetch them, check their files.",
 data_app.callback(invoke_without_command=True)(arg.show_help)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set (incofl data list).")]
-Root = Annotated[Path, typer.Option("--root", metavar="DIR", help="The folder that holds the files (data.root).")]
+Root = Annotated[Path, typer.Option(metavar="DIR", help="The folder that holds the files (data.root).")]
 ROOT = Path("data")
 FEW = 3  # texts that are shown
 MOST_SIZES = 10_000  # clients whose sizes are looked at: a virtual population has no end
@@ -23,15 +23,15 @@ MOST_SIZES = 10_000  # clients whose sizes are looked at: a virtual population h
 @data_app.command("list")
 def list_(root: Root = ROOT) -> None:
     """List the data sets, and which of them are found in DIR."""
-    from incofl.cli.display import make_console, print_table
-    from incofl.data.manifests import PUBLISHED
+    from incofl.cli.display import print_table
+    from incofl.data import DATASETS
 
     lines = [["data set", "training", "test", "files", "what"]]
-    for name, published in PUBLISHED.items():
-        sizes = [f"{sum(counts):,}" if counts else "-" for counts in (published.train, published.test)]
-        presence = "found" if published.found(root.expanduser()) else "not found"
-        lines.append([name, *sizes, presence if published.files else "embedded", published.summary])
-    print_table(make_console(), lines)
+    for name, source in DATASETS.items():
+        sizes = [f"{sum(counts):,}" if counts else "-" for counts in (source.train_counts, source.test_counts)]
+        presence = "found" if source.found(root.expanduser()) else "not found"
+        lines.append([name, *sizes, presence if source.files else "embedded", source.summary])
+    print_table(lines)
 
 
 @data_app.command()
@@ -39,15 +39,13 @@ def show(
     name: Name,
     root: Root = ROOT,
     set_: arg.Set = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Draw samples and partition into this PNG file.")
-    ] = None,
+    out: Annotated[Path | None, arg.out("FILE", "Draw samples and partition into this PNG file.")] = None,
 ) -> None:
     """Show what is in a data set, and which client would hold what.
 
     Sizes, classes, the pipeline, and the division among clients, which is that of a run with the same config keys.
     """
-    from incofl.cli.display import make_console, print_table
+    from incofl.cli.display import print_table
     from incofl.config import load_config
     from incofl.data import find_source
     from incofl.engine.build import build_data, build_partition
@@ -61,33 +59,29 @@ def show(
     config = load_config(None, [f"data.root={json.dumps(str(root))}", *arg.overrides(set_, data=name)])
     data = build_data(config)
     partition = build_partition(config, data)
-    names = source.published.names or tuple(map(str, range(source.classes)))
-    console = make_console()
-    console.print(f"{name}: {len(data.train):,} training and {len(data.test):,} test examples, {data.classes} classes")
-    shape = " x ".join(map(str, source.view(config.data.side).shape))
-    kind = type(data.pipeline)
+    names = source.names or tuple(map(str, range(source.classes)))
+    typer.echo(f"{name}: {len(data.train):,} training and {len(data.test):,} test examples, {data.classes} classes")
+    shape, kind = " x ".join(map(str, source.view(config.data.side).shape)), type(data.pipeline)
     changed = [f"{key}={value}" for key, value in vars(data.pipeline).items() if value != getattr(kind, key, None)]
-    console.print(f"a model sees {shape}; pipeline: {kind.__name__}({', '.join(changed)})", soft_wrap=True)
+    typer.echo(f"a model sees {shape}; pipeline: {kind.__name__}({', '.join(changed)})")
     if data.train.y.dim() == 1:
-        lines = [["class", "name", "training", "test"]]
-        for label, named in enumerate(names):
-            counts = [f"{int((part.y == label).sum()):,}" for part in (data.train, data.test)]
-            lines.append([str(label), named, *counts])
-        print_table(console, lines)
+        counts = [
+            [f"{int((part.y == label).sum()):,}" for part in (data.train, data.test)] for label in range(len(names))
+        ]
+        rows = [[str(label), named, *counts[label]] for label, named in enumerate(names)]
+        print_table([["class", "name", "training", "test"], *rows])
     if source.decode is not None:
         for text in data.train.x[:FEW]:
-            console.print(f"  {source.decode(text)!r}", soft_wrap=True)
+            typer.echo(f"  {source.decode(text)!r}")
     sizes = [len(own) for own in partition[:MOST_SIZES]]
     skew = f" alpha {config.data.alpha:g}" if config.data.partition in ("dirichlet", "virtual") else ""
-    division = (
-        f"{config.data.partition}{skew}, {len(partition):,} clients with {min(sizes):,} to {max(sizes):,} examples, "
-        f"median {statistics.median(sizes):,g}, seed {config.seed}"
-    )
-    console.print(division, soft_wrap=True)
+    held = f"{min(sizes):,} to {max(sizes):,} examples, median {statistics.median(sizes):,g}"
+    division = f"{config.data.partition}{skew}, {len(partition):,} clients with {held}, seed {config.seed}"
+    typer.echo(division)
     if out is not None:
         out.expanduser().parent.mkdir(parents=True, exist_ok=True)
         draw(data, partition, names, f"{name}: {division}").savefig(out.expanduser(), dpi=110)
-        console.print(f"picture in {out}", soft_wrap=True)
+        typer.echo(f"picture in {out}")
 
 
 @data_app.command()
@@ -98,9 +92,9 @@ def fetch(name: Name, root: Root = ROOT) -> None:
     anything over the network.
     """
     from incofl.data import find_source
-    from incofl.data.hub import fetch as fetch_from_hub
+    from incofl.data.provenance import fetch as fetch_from_hub
 
-    if not find_source(name).published.files:
+    if not find_source(name).files:
         typer.echo(f"{name} is embedded: there is nothing to fetch")
     else:
         path = fetch_from_hub(name, root.expanduser(), lambda address: typer.echo(f"fetching {address}"))
@@ -113,11 +107,10 @@ def verify(name: Name, root: Root = ROOT) -> None:
 
     Reads everything, and compares sizes, class counts and checksums.
     """
-    from incofl.cli.display import make_console, print_table
-    from incofl.data.verify import verify as run_checks
+    from incofl.cli.display import print_table
+    from incofl.data.provenance import verify as run_checks
 
     checks = run_checks(name, root.expanduser())
-    lines = [[check.what, check.verdict, check.note] for check in checks]
-    print_table(make_console(), [["what", "verdict", "found"], *lines])
+    print_table([["what", "verdict", "found"], *([check.what, check.verdict, check.note] for check in checks)])
     if wrong := [check.what for check in checks if check.verdict == "differs"]:
         raise DataError(f"{name}: not as published: {', '.join(wrong)}; fetch it again unless you changed it yourself")

@@ -1,9 +1,10 @@
 """What a person sees: the progress of runs, plain lines where there is no terminal, and tables."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+import signal
+from collections.abc import Callable, Sequence
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -11,8 +12,9 @@ from rich.table import Table
 
 from incofl.config import Config
 from incofl.costs import human
-from incofl.engine.build import split_kind
 from incofl.engine.federation import Federation
+from incofl.engine.progress import Lines
+from incofl.engine.run import Result
 from incofl.engine.run_folder import Row
 
 # Columns that a narrow terminal can do without, the first to be left out first.
@@ -25,11 +27,15 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
-class RunDisplay:
-    """Shows one run or several: bars with the time left on a terminal, plain lines elsewhere."""
+class RunDisplay(Lines):
+    """Shows one run or several: bars with the time left on a terminal, plain lines elsewhere.
 
-    def __init__(self, console: Console, *, runs: int = 1, quiet: bool = False) -> None:
-        self._console, self._quiet, self._runs, self._begun = console, quiet, runs, 0
+    Ctrl-C and a polite kill become one line, with some advice, and exit code 130.
+    """
+
+    def __init__(self, quiet: bool, runs: int = 1, advice: Callable[[], str] | None = None) -> None:
+        self._quiet, self._runs, self._advice, self._begun = quiet, runs, advice, 0
+        self._console = console = make_console()
         self._live = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -41,77 +47,78 @@ class RunDisplay:
             disable=quiet or not console.is_terminal,
         )
         self._all = self._live.add_task("runs   ", total=runs, note="", visible=runs > 1)
-        self._rounds = self._live.add_task("rounds ", total=None, note="")
+        self._rounds_bar = self._live.add_task("rounds ", total=None, note="")
         self._clients = self._live.add_task("clients", total=None, note="", visible=runs == 1)
-        self._total, self._metric = 0, "accuracy"
-        self.federation: Federation | None = None
 
     def __enter__(self) -> "RunDisplay":
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         self._live.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._live.stop()
+        if kind is KeyboardInterrupt:
+            advice = self._advice() if self._advice else "finished rounds are saved, the same command continues"
+            typer.echo(f"incofl: interrupted; {advice}", err=True)
+            raise typer.Exit(130) from None
 
     def watch(self, arm: tuple[str, int]) -> "RunDisplay":
         """Announces one of several runs, and shows its progress."""
         self._begun += 1
         name = f"{arm[0]}, seed {arm[1]}"
         self._live.update(self._all, completed=self._begun - 1, note=name)
-        if not self._console.is_terminal:
-            self._print(f"run {self._begun}/{self._runs}: {name}")
+        if not self._console.is_terminal and not self._quiet:
+            self._console.print(f"run {self._begun}/{self._runs}: {name}", soft_wrap=True)
         return self
 
+    def say(self, line: str) -> None:
+        if self._runs == 1 and not self._quiet:
+            self._console.print(line, soft_wrap=True)
+
     def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
-        """Says what is about to run."""
-        self.federation, self._total, self._metric = federation, config.rounds, federation.task.first
-        note = self._note(rows[-1]) if rows else ""
-        self._live.update(self._rounds, total=config.rounds, completed=len(rows), note=note)
+        super().started(config, federation, rows)
+        self._federation, note = federation, self.note(rows[-1]) if rows else ""
+        self._live.update(self._rounds_bar, total=config.rounds, completed=len(rows), note=note)
         self._live.update(self._clients, total=config.cohort_size, completed=0)
-        if self._runs > 1:
-            return
-        kind, whole = split_kind(config, federation.model.layout), federation.model.layout.kept_whole
-        self._print(
-            f"{config.method} on {config.data.name}: {config.model.name} at width {config.model.width:g}, "
-            f"{kind} splitting into {len(federation.splitter.depths)} levels, "
-            f"{config.data.clients} clients, {config.cohort_size} a round, {config.rounds} rounds, seed {config.seed}"
-        )
-        if rows:
-            self._print(f"resumed after round {len(rows)}")
-        if kind == "hetero" and whole:
-            self._print(f"{len(whole)} axes are held whole by every level; incofl plan says which and why")
 
     def uploaded(self, client: int) -> None:
-        """Counts a client of the current round."""
         self._live.advance(self._clients)
         if self._live.tasks[self._clients].finished:
             self._live.update(self._clients, note="aggregating, evaluating")
 
     def finished_round(self, row: Row) -> None:
-        """Counts a round."""
-        self._live.update(self._rounds, completed=row["round"], note=self._note(row))
+        self._live.update(self._rounds_bar, completed=row["round"], note=self.note(row))
         self._live.update(self._clients, completed=0, note="")
         self._live.refresh()  # every round is seen, however short
-        if self._runs > 1:
-            return
         if not self._console.is_terminal or row["rejected"]:
-            count = f"{row['round']:>{len(str(self._total))}}/{self._total}"
-            self._print(f"round {count}  {self._note(row)}  {row['seconds']:.1f} s")
-        for refusal in row["rejected"]:
-            self._print(f"  rejected: {refusal['reason']}")
+            super().finished_round(row)
 
-    def _note(self, row: Row) -> str:
-        loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
-        return loss if row["accuracy"] is None else f"{self._metric} {row['accuracy']:.3f}  {loss}"
+    def print_result(self, result: Result) -> None:
+        """Prints the metric of each level at the last evaluation, and what each level is."""
+        evaluated = [row for row in result.history if row["accuracy"] is not None]
+        shown = evaluated[:: max(1, -(-len(evaluated) // 16))]  # the table fits a terminal of 80 columns
+        highest = max([1.0, *(value for row in shown for value in row["accuracy_by_level"] if value is not None)])
+        bars = "_.:-=+*#@" if self._console.options.ascii_only else " ▁▂▃▄▅▆▇█"
 
-    def _print(self, line: str) -> None:
-        if not self._quiet:
-            self._console.print(line, soft_wrap=True)
+        def measured(last: float | None, values: Sequence[float | None]) -> list[str]:
+            steps = [max(0.0, min(1.0, (value or 0.0) / highest)) for value in values]
+            curve = "".join(bars[round(step * (len(bars) - 1))] for step in steps)
+            return ["-" if last is None else f"{last:.3f}", curve]
+
+        lines = [["level", "blocks", "width", "parameters", "clients", result["metric"], "rounds"]]
+        for position, level in enumerate(result["levels"]):
+            cost, clients = self._federation.costs[level], self._federation.clients_by_level[level]
+            size = [" ".join(map(str, cost.blocks)), f"{cost.width:g}", human(cost.parameters), str(clients)]
+            last = result["accuracy_by_level"][position] if evaluated else None
+            lines.append([str(level), *size, *measured(last, [row["accuracy_by_level"][position] for row in shown])])
+        mean = measured(result["accuracy"], [row["accuracy"] for row in shown])
+        title = f"{result['method']}, {result['rounds']} rounds: test {result['metric']} by level"
+        print_table([*lines, ["mean", "", "", "", "", *mean]], title, self._console)
 
 
-def print_table(console: Console, lines: Sequence[Sequence[str]], title: str = "") -> None:
+def print_table(lines: Sequence[Sequence[str]], title: str = "", console: Console | None = None) -> None:
     """Prints a table, headings first; a narrow terminal wraps text and lacks some columns, but no word is cut."""
-    columns = list(zip(*lines, strict=True))
+    console, columns = console or make_console(), list(zip(*lines, strict=True))
     for optional in OPTIONAL:
         if _least_width(columns) > console.width:
             columns = [column for column in columns if not column[0].startswith(optional)]
@@ -140,32 +147,3 @@ def _longest(column: Sequence[str]) -> int:
 def _is_text(column: Sequence[str]) -> bool:
     first = next(filter(None, column[1:]), "")
     return first[:1].isalpha() or re.search(r"[^\W\d]{5}", first) is not None
-
-
-def result_lines(
-    federation: Federation, rows: list[Row], summary: Mapping[str, Any], *, ascii_only: bool = False
-) -> list[list[str]]:
-    """Returns a table of the metric by level at the last evaluation, with what each level is, headings first."""
-    evaluated = [row for row in rows if row["accuracy"] is not None]
-    shown = evaluated[:: max(1, -(-len(evaluated) // 16))]  # the table fits a terminal of 80 columns
-    highest = max([1.0, *(value for row in shown for value in row["accuracy_by_level"] if value is not None)])
-    lines = [["level", "blocks", "width", "parameters", "clients", summary["metric"], "rounds"]]
-    for position, level in enumerate(summary["levels"]):
-        cost, clients = federation.costs[level], federation.clients_by_level[level]
-        size = [" ".join(map(str, cost.blocks)), f"{cost.width:g}", human(cost.parameters), str(clients)]
-        values = [row["accuracy_by_level"][position] for row in shown]
-        last = summary["accuracy_by_level"][position] if evaluated else None
-        lines.append([str(level), *size, _number(last), sparkline(values, highest, ascii_only)])
-    curve = sparkline([row["accuracy"] for row in shown], highest, ascii_only)
-    return [*lines, ["mean", "", "", "", "", _number(summary["accuracy"]), curve]]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def sparkline(values: Sequence[float | None], highest: float = 1.0, ascii_only: bool = False) -> str:
-    """Draws a curve of values between 0 and the highest as one line of text."""
-    bars = "_.:-=+*#@" if ascii_only else " ▁▂▃▄▅▆▇█"
-    steps = [max(0.0, min(1.0, (value or 0.0) / highest)) for value in values]
-    return "".join(bars[round(step * (len(bars) - 1))] for step in steps)

@@ -19,11 +19,11 @@ flower_app.callback(invoke_without_command=True)(arg.show_help)
 @flower_app.command()
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
-    preset: Annotated[str, typer.Option("--preset", metavar="P", help="Preset (incofl list presets).")] = "demo",
+    preset: Annotated[str, typer.Option(metavar="P", help="Preset (incofl list presets).")] = "demo",
     method: arg.Method = None,
     model: arg.Model = None,
-    data: Annotated[str | None, typer.Option("--data", metavar="D", help="Data set (incofl list datasets).")] = None,
-    clients: Annotated[int, typer.Option("--clients", metavar="N", min=1, help="Nodes of the fleet.")] = 5,
+    data: Annotated[str | None, typer.Option(metavar="D", help="Data set (incofl list datasets).")] = None,
+    clients: Annotated[int, typer.Option(metavar="N", min=1, help="Nodes of the fleet.")] = 5,
 ) -> None:
     """Write a Flower app that trains a built-in model on a built-in data set.
 
@@ -31,26 +31,24 @@ def new(
     """
     from incofl.config import load_config
     from incofl.data import find_source
-    from incofl.engine.build import build_method, build_model, build_splitter
+    from incofl.engine.build import outline
 
     folder = folder.expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: got a file or a folder that is not empty, expected a new or an empty one")
     chosen = arg.overrides(None, method=method, model=model, data=data)
     config = load_config(preset, [*chosen, f"data.clients={clients}", f"cohort={clients}"])
-    build_method(config)  # what cannot be built is said now
     values = {"method": config.method, "rounds": config.rounds, "seed": config.seed}
     values |= {"data.clients": clients, "cohort": clients}
     values |= {key: json.loads(value) for key, _, value in (override.partition("=") for override in chosen)}
-    if find_source(config.data.name).published.files:
+    if find_source(config.data.name).files:
         values["data.root"] = str(Path(config.data.root).expanduser().resolve())
-    name = app_name(folder)
-    fields = {"name": name, "clients": clients, "half": (clients + 1) // 2, "preset": preset}
+    fields = {"name": app_name(folder), "clients": clients, "half": (clients + 1) // 2, "preset": preset}
     fields |= {"method": config.method, "data": config.data.name, "rounds": config.rounds}
     fields |= {
         "overrides": "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()),
         "out": json.dumps(str(folder.resolve() / "runs" / "first"), ensure_ascii=False),
-        "levels": len(build_splitter(config, build_model(config)).depths),
+        "levels": len(outline(config).splitter.depths),  # what cannot be built is said now
         "plan": " ".join([preset, *(f"--set {override}" for override in chosen)]).replace('"', ""),
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations  # the types of a plan are imported only when one is made
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,8 @@ from incofl.errors import ConfigError
 
 if TYPE_CHECKING:
     from incofl.config import Config
-    from incofl.costs import Cost, DeviceClass
+    from incofl.costs import DeviceClass
+    from incofl.engine.federation import Federation
 
 
 def plan(
@@ -31,93 +31,78 @@ def plan(
 
     MACs are the multiply-accumulates of convolutions and matrix products in one forward pass of one example.
     """
-    from incofl.cli.display import make_console, print_table
+    from incofl.cli.display import print_table
     from incofl.costs import human
+    from incofl.engine.build import split_kind
 
-    found = make_plan(config, arg.overrides(set_, method=method, model=model), devices, ignore_limits)
-    wanted, data = found.config.model, found.config.data
-    mean = sum(cost.parameters * found.clients[cost.level] for cost in found.levels) / (sum(found.clients) or 1)
+    overrides = arg.overrides(set_, method=method, model=model)
+    resolved, federation, fleet = make_plan(config, overrides, devices, ignore_limits)
+    wanted, data, layout = resolved.model, resolved.data, federation.model.layout
+    kind, levels, clients = split_kind(resolved, layout), federation.costs, federation.clients_by_level
+    kept_whole = layout.kept_whole if kind == "hetero" else {}
+    mean = sum(cost.parameters * clients[cost.level] for cost in levels) / (sum(clients) or 1)
     if as_json:
         numbers: dict[str, object] = {"model": wanted.name, "width": wanted.width, "stem": wanted.stem}
-        numbers |= {"data": data.name, "split": found.kind, "mean_parameters": mean}
-        numbers["levels"] = [asdict(cost) | {"clients": found.clients[cost.level]} for cost in found.levels]
-        numbers["devices"] = [asdict(device) | {"level": level} for device, level in found.devices]
-        numbers["kept_whole"] = dict(found.kept_whole)
+        numbers |= {"data": data.name, "split": kind, "mean_parameters": mean}
+        numbers["levels"] = [asdict(cost) | {"clients": clients[cost.level]} for cost in levels]
+        numbers["devices"] = [asdict(device) | {"level": level} for device, level in fleet]
+        numbers["kept_whole"] = dict(kept_whole)
         typer.echo(json.dumps(numbers, indent=2))
         return
     lines = [["level", "blocks", "width", "params", "MACs", "down", "up", "memory", "clients"]]
-    for cost in found.levels:
+    for cost in levels:
         sizes = [human(size, "B") for size in (cost.bytes_down, cost.bytes_up, cost.memory)]
-        counts = [human(cost.parameters), human(cost.macs), *sizes, str(found.clients[cost.level])]
+        counts = [human(cost.parameters), human(cost.macs), *sizes, str(clients[cost.level])]
         lines.append([str(cost.level), " ".join(map(str, cost.blocks)), f"{cost.width:g}", *counts])
-    console = make_console()
-    print_table(console, lines, f"{wanted.name} at width {wanted.width:g}, {found.kind} splitting, {data.name}")
-    console.print("MACs of a forward pass of one example; bytes a round; memory of training, estimated", soft_wrap=True)
-    console.print(f"mean over the {sum(found.clients)} clients: {human(mean)} parameters")
-    for axis, reason in found.kept_whole.items():
-        console.print(f"{axis} is held whole: {reason}", soft_wrap=True)
+    print_table(lines, f"{wanted.name} at width {wanted.width:g}, {kind} splitting, {data.name}")
+    typer.echo("MACs of a forward pass of one example; bytes a round; memory of training, estimated")
+    typer.echo(f"mean over the {sum(clients)} clients: {human(mean)} parameters")
+    for axis, reason in kept_whole.items():
+        typer.echo(f"{axis} is held whole: {reason}")
     if devices is None:
         return
     lines = [["device", "count", "memory", "compute", "bandwidth", "level", "params", "exceeded"]]
-    for device, level in found.devices:
+    for device, level in fleet:
         limits = ((device.memory, "B"), (device.compute, "MAC"), (device.bandwidth, "B"))
         cells = [device.name, str(device.count), *("-" if n is None else human(n, unit) for n, unit in limits)]
-        trained = None if level is None else found.levels[level]
-        size = [str(level), human(trained.parameters)] if trained else ["none", "-"]
-        lines.append([*cells, *size, "; ".join(device.exceeded(trained)) if trained else ""])
-    within = not any(line[-1] for line in lines[1:])
-    title = f"the level that each device class trains with {found.config.method}"
-    print_table(console, [line[:-1] for line in lines] if within else lines, title)
-    console.print(f"to run it: incofl run ... --devices {devices}{' --ignore-limits' * ignore_limits}", soft_wrap=True)
+        trained = ["none", "-", ""]
+        if level is not None:
+            trained = [str(level), human(levels[level].parameters), "; ".join(device.exceeded(levels[level]))]
+        lines.append([*cells, *trained])
+    if not any(line[-1] for line in lines[1:]):
+        lines = [line[:-1] for line in lines]
+    print_table(lines, f"the level that each device class trains with {resolved.method}")
+    typer.echo(f"to run it: incofl run ... --devices {devices}{' --ignore-limits' * ignore_limits}")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A config with the clients of a fleet, what its levels cost, and who trains them.
+def make_plan(
+    config: str | None, overrides: list[str], devices: Path | None, ignore_limits: bool
+) -> tuple[Config, Federation, list[tuple[DeviceClass, int | None]]]:
+    """Returns a config with its federation, whose clients are the devices of a file if there is one.
 
-    Attributes:
-        clients: number of clients that train each level.
-        devices: classes of the fleet with the level that each trains; ``None`` if it takes no part.
-        kept_whole: axes that every level holds whole, with the reason.
+    The last are the classes of devices with the level that each trains; ``None`` if it takes no part.
     """
-
-    config: Config
-    kind: str
-    levels: list[Cost]
-    clients: list[int]
-    devices: list[tuple[DeviceClass, int | None]]
-    kept_whole: Mapping[str, str]
-
-
-def make_plan(config: str | None, overrides: list[str], devices: Path | None, ignore_limits: bool = False) -> Plan:
-    """Computes the costs of a config; with a file of devices, its clients are those devices."""
     from incofl.config import load_config
-    from incofl.costs import assign, costs, load_devices
-    from incofl.engine.build import build_method, build_model, build_splitter, client_levels, split_kind
-    from incofl.engine.federation import ClientLevels, clients_by_level
+    from incofl.costs import assign, load_devices
+    from incofl.engine.build import outline
+    from incofl.engine.federation import ClientLevels
 
-    fleet = load_devices(devices) if devices is not None else []
-    if fleet:
-        size = sum(device.count for device in fleet)
-        for key, _, value in (override.partition("=") for override in overrides):
-            if key.strip() == "split.counts" or (key.strip() == "data.clients" and value.strip() != str(size)):
-                raise ConfigError(
-                    f"--set {key}={value}: {devices} has {size} clients; leave it out, or change the file"
-                )
-        overrides = [*overrides, f"data.clients={size}", "split.counts=none"]
-    resolved = load_config(config, overrides)
-    model, method = build_model(resolved), build_method(resolved)
-    levels = costs(model, build_splitter(resolved, model), resolved.local, method)
-    by_class = [
-        ClientLevels(tuple(device.count * (level == fitting) for level in range(len(levels))))
-        for device, fitting in zip(fleet, assign(fleet, levels), strict=True)
-    ]
-    if fleet:
-        counts = [sum(own) for own in zip(*(levels_.counts for levels_ in by_class), strict=True)]
-        resolved = load_config(config, [*overrides, f"split.counts={counts}"])
-    trained = []
-    for device, own in zip(fleet, by_class, strict=True):
-        level = next((level for level, count in enumerate(clients_by_level(method, own)) if count), None)
+    if devices is None:
+        resolved = load_config(config, overrides)
+        return resolved, outline(resolved), []
+    fleet = load_devices(devices)
+    size = sum(device.count for device in fleet)
+    for key, _, value in (override.partition("=") for override in overrides):
+        if key.strip() == "split.counts" or (key.strip() == "data.clients" and value.strip() != str(size)):
+            raise ConfigError(f"--set {key}={value}: {devices} has {size} clients; leave it out, or change the file")
+    overrides = [*overrides, f"data.clients={size}", "split.counts=none"]
+    federation = outline(load_config(config, overrides))
+    method, levels = federation.method, federation.costs
+    trained, counts = [], [0] * len(levels)
+    for device, fitting in zip(fleet, assign(fleet, levels), strict=True):
+        counts[fitting] += device.count
+        alone = ClientLevels([fitting] * device.count, len(levels))
+        level = next(iter(federation.with_clients(alone, ()).levels_in_use), None)
         exceeded = [] if level is None else device.exceeded(levels[level])
         if exceeded and not ignore_limits:
             raise ConfigError(
@@ -125,6 +110,5 @@ def make_plan(config: str | None, overrides: list[str], devices: Path | None, ig
                 f"{'; '.join(exceeded)}; choose another method, or write --ignore-limits to train it anyway"
             )
         trained.append((device, level))
-    kind = split_kind(resolved, model.layout)
-    clients = clients_by_level(method, client_levels(resolved, len(levels)))
-    return Plan(resolved, kind, levels, clients, trained, model.layout.kept_whole if kind == "hetero" else {})
+    resolved = load_config(config, [*overrides, f"split.counts={counts}"])
+    return resolved, federation.with_clients(ClientLevels.grouped(counts), ()), trained

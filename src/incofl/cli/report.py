@@ -10,8 +10,8 @@ import incofl.cli.arguments as arg
 
 def report(
     runs: arg.Runs,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
-    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Page title [methods and data].")] = None,
+    out: Annotated[Path, arg.out("FILE", "The page.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="Page title [methods and data].")] = None,
 ) -> None:
     """Write one self-contained page about runs: results, curves, layers, costs, config.
 

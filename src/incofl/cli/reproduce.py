@@ -11,20 +11,12 @@ from incofl.cli.list import print_columns
 
 
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="An experiment (without NAME, they are listed), or all.")
-    ] = None,
-    scale: Annotated[
-        str, typer.Option("--scale", metavar="S", help="How large: mini (hours), small (days), paper (GPUs).")
-    ] = "mini",
-    data: Annotated[
-        Path, typer.Option("--data", metavar="DIR", help="The folder that holds the data sets (incofl data fetch).")
-    ] = Path("data"),
-    seeds: Annotated[str | None, typer.Option("--seeds", metavar="S,T,...", help="Other seeds than 0,1,2.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, or all.")] = None,
+    scale: Annotated[str, typer.Option(metavar="S", help="mini (hours), small (days) or paper (GPUs).")] = "mini",
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Folder of data sets (incofl data fetch).")] = Path("data"),
+    seeds: Annotated[str | None, typer.Option(metavar="S,T,...", help="Other seeds than 0,1,2.")] = None,
     set_: arg.Set = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Run folders and tables [runs/reproduce/SCALE].")
-    ] = None,
+    out: Annotated[Path | None, arg.out("DIR", "Run folders and tables [runs/reproduce/SCALE].")] = None,
     jobs: arg.Jobs = 1,
     dry: Annotated[bool, typer.Option("--dry-run", help="Only print how many runs it would make.")] = False,
     quiet: arg.Quiet = False,
@@ -36,46 +28,39 @@ def reproduce(
     from incofl.cli.display import RunDisplay, make_console, print_table
     from incofl.studies import reproduce as study_runs
     from incofl.studies.compare import CAPTION
-    from incofl.studies.study import SCALES, STUDIES, cells, load_scale, load_study
 
     if name is None:
-        print_columns({each: load_study(each).title for each in STUDIES})
+        print_columns({each: study_runs.load_study(each).title for each in study_runs.STUDIES})
         typer.echo("scales:")
-        print_columns({each: load_scale(each).summary for each in SCALES})
+        print_columns({each: study_runs.load_scale(each).summary for each in study_runs.SCALES})
         return
-    chosen = load_scale(scale)
+    chosen = study_runs.load_scale(scale)
     folder = (out or Path("runs") / "reproduce" / scale).expanduser()
-    only = None if seeds is None else tuple(arg.seeds(seeds))
-    overrides = (f"data.root={str(data.expanduser())!r}", *(set_ or []))
-    console = make_console()
-    for study in [load_study(each) for each in (STUDIES if name == "all" else (name,))]:
-        table = cells(study, chosen, overrides, only)
+    only = None if seeds is None else arg.seeds(seeds)
+    overrides = [f"data.root={str(data.expanduser())!r}", *(set_ or [])]
+    for study in map(study_runs.load_study, study_runs.STUDIES if name == "all" else [name]):
+        table = study_runs.cells(study, chosen, overrides, only)
         count = len(study_runs.arms_of(table))
         if dry:
             typer.echo(f"{study.name} at scale {scale}: {len(table)} cells, {count} runs")
             continue
-        with (
-            arg.interruptible(lambda: "finished rounds are saved, the same command continues"),
-            RunDisplay(console, runs=count, quiet=quiet) as display,
-        ):
-            results = study_runs.reproduce(table, folder, chosen.tail, jobs=jobs, watch=display.watch)
+        with RunDisplay(quiet, count) as display:
+            results = study_runs.reproduce(table, folder, chosen.tail, jobs, display.watch)
         # The command as it was given, without places and processes, which do not change the numbers.
         words = [*(["--seeds", seeds] if seeds else []), *(word for key in set_ or [] for word in ("--set", key))]
         command = shlex.join(["incofl", "reproduce", study.name, "--scale", scale, *words])
         path = study_runs.save(study, chosen, table, results, folder, command)
         title = f"{study.title}; scale {scale}: test accuracy in percent, last {chosen.tail} rounds"
-        print_table(console, study_runs.lines(results), title)
-        console.print(f"{len(table[0].configs)} seed(s); {CAPTION}\nscale {scale}: {chosen.summary}")
-        if set_:
-            console.print(f"but with {', '.join(set_)}")
-        if study.note:
-            console.print(study.note)
+        print_table(study_runs.lines(results), title)
+        typer.echo(f"{len(table[0].arms)} seed(s); {CAPTION}\nscale {scale}: {chosen.summary}")
+        for note in (f"but with {', '.join(set_)}" if set_ else "", study.note):
+            if note:
+                typer.echo(note)
         if study.name == "case-study":
             from incofl.studies import observations  # needs the extra analysis
 
-            with console.status("looking at the clients' models") as status:
-                found = observations.cases(table, folder, chosen.tail, status.update)
-            observed = observations.observe(found)
-            print_table(console, observations.lines(observed), "the paper's observations")
-            console.print(f"observations in {observations.save(found, observed, folder, command)}", soft_wrap=True)
-        console.print(f"table in {path}, run folders in {folder / 'runs'}", soft_wrap=True)
+            with make_console().status("looking at the clients' models") as status:
+                lines, page = observations.save(table, folder, chosen.tail, command, status.update)
+            print_table(lines, "the paper's observations")
+            typer.echo(f"observations in {page}")
+        typer.echo(f"table in {path}, run folders in {folder / 'runs'}")

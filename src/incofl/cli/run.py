@@ -14,10 +14,8 @@ def run(
     method: arg.Method = None,
     model: arg.Model = None,
     set_: arg.Set = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Run folder [runs/NAME-TIME].")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out, with its own config if none is given.")
-    ] = False,
+    out: Annotated[Path | None, arg.out("DIR", "Run folder [runs/NAME-TIME].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out; CONFIG is optional.")] = False,
     devices: arg.Devices = None,
     ignore_limits: arg.IgnoreLimits = False,
     quiet: arg.Quiet = False,
@@ -26,7 +24,7 @@ def run(
 
     Without CONFIG it trains five sizes of a small ResNet on the embedded digits with InCo Aggregation.
     """
-    from incofl.cli.display import RunDisplay, make_console, print_table, result_lines
+    from incofl.cli.display import RunDisplay
     from incofl.cli.plan import make_plan
     from incofl.config import load_config
     from incofl.costs import human
@@ -36,14 +34,14 @@ def run(
     if resume and out is None:
         raise ConfigError("--resume: got no --out, expected the folder of the run to continue")
     if resume and config is None and out is not None:
-        config = str(RunFolder(out).config)
-        if not RunFolder(out).config.exists():
+        config = str(out / "config.toml")
+        if not Path(config).exists():
             raise RunError(f"{out}: holds no run to resume; check --out, or name the CONFIG to start it with")
     overrides = arg.overrides(set_, method=method, model=model)
     if devices is None:
         resolved = load_config(config, overrides)
     else:
-        resolved = make_plan(config, overrides, devices, ignore_limits).config
+        resolved, *_ = make_plan(config, overrides, devices, ignore_limits)
     folder = RunFolder(out.expanduser() if out is not None else new_folder(resolved))
 
     def advice() -> str:
@@ -51,11 +49,8 @@ def run(
         saved = f"{done} finished round(s) are saved, continue with: incofl run --resume --out {folder.path}"
         return saved if done else "no round was finished"
 
-    console = make_console()
-    with arg.interruptible(advice), RunDisplay(console, quiet=quiet) as display:
+    with RunDisplay(quiet, advice=advice) as display:
         result = run_federation(resolved, folder.path, resume=resume, progress=display)
-    assert display.federation is not None
-    lines = result_lines(display.federation, result.history, result, ascii_only=console.options.ascii_only)
-    print_table(console, lines, f"{result['method']}, {result['rounds']} rounds: test {result['metric']} by level")
+    display.print_result(result)
     traffic = f"{human(result['bytes_down'], 'B')} down, {human(result['bytes_up'], 'B')} up"
-    console.print(f"{traffic}, {result['seconds']:.0f} s; records in {folder.path}", soft_wrap=True)
+    typer.echo(f"{traffic}, {result['seconds']:.0f} s; records in {folder.path}")

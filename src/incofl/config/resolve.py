@@ -1,127 +1,119 @@
-"""From what a config says to all that follows from it: the method, data, model and task that it names, and defaults."""
+"""From what a config says to what it means: the method, data, model and task that it names, and all defaults."""
 
-import dataclasses
-from dataclasses import dataclass
-from typing import Any, Literal
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from incofl.config.objects import check_given
 from incofl.config.schema import Config, SplitConfig
-from incofl.data import Source, find_source, source_of
+from incofl.data import Data, Source, find_source, source_of
 from incofl.errors import ConfigError
+from incofl.imports import load_attribute
 from incofl.method import Method
-from incofl.methods import find_method
+from incofl.methods import METHODS, find_method
 from incofl.models import Family, find_family
-from incofl.split import Kind
 from incofl.task import Task, find_task
 
+# Where the name of each kind of object stands in a config: table and key.
+OBJECTS = {"model": ("model", "name"), "data": ("data", "name"), "method": ("", "method"), "task": ("task", "name")}
+GIVEN = "object:"  # what a record says of an object that cannot be imported
+_KINDS: dict[str, Any] = {"data": (Data, find_source), "method": (Method, find_method), "task": (Task, find_task)}
 
-@dataclass(frozen=True)
-class Parts:
-    """What a config names.
 
-    Attributes:
-        method: the method, with its options.
-        source: the data set.
-        family: the model.
-        task: what it is trained for.
-    """
+class Parts(NamedTuple):
+    """What a config names; the method has its options."""
 
     method: Method
     source: Source
-    family: Family
     task: Task
 
 
 def find_parts(config: Config) -> Parts:
-    """The method, data, model and task of a resolved config."""
-    return Parts(
-        method=find_method_of(config.method, config.objects).with_options(config.methods),
-        source=_find_source(config),
-        family=_find_family(config.model.name, config.objects),
-        task=_find_task(config.task.name, config.objects),
-    )
+    """The method, data and task of a resolved config."""
+    method = find("method", config.method, config.objects).with_options(config.methods)
+    source, task = find("data", config.data.name, config.objects), find("task", config.task.name, config.objects)
+    return Parts(method, source, task)
 
 
-def find_method_of(name: str, objects: dict[str, Any]) -> Method:
-    """The method that is given as an object, or that a name means."""
-    if isinstance(given := objects.get("method"), Method):
-        return given
-    check_given(name, "method")
-    return find_method(name)
+def find(kind: str, name: str, objects: Mapping[str, Any]) -> Any:
+    """The method, source of data, family of models or task that is given as an object, or that a name means."""
+    given = objects.get(kind)
+    if given is None and name.startswith(GIVEN):
+        key = ".".join(filter(None, OBJECTS[kind]))
+        hint = "resume it with the same script: incofl.run(..., resume=True)"
+        raise ConfigError(f"{key}: got {name!r}: this run was made from an object in Python; {hint}")
+    if kind == "model":
+        return find_family(name if given is None else given)
+    expected, by_name = _KINDS[kind]
+    if given is None:
+        return by_name(name)
+    if not isinstance(given, expected):
+        raise ConfigError(f"{kind}: got {given!r:.60}, expected a name or an object of type {expected.__name__}")
+    return source_of(given) if kind == "data" else given
 
 
-def _find_source(config: Config) -> Source:
-    if (given := objects_of(config, "data")) is not None:
-        return source_of(given)
-    check_given(config.data.name, "data.name")
-    return find_source(config.data.name)
+def name_of(value: Any) -> str:
+    """The name of an object: itself if it is one, ``package.module:attribute`` if that finds it, else ``object:NAME``.
+
+    What is defined in a script or a notebook cannot be found by its name later.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Method) and METHODS.get(value.name) == value:
+        return value.name
+    module, attribute = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if module not in (None, "__main__") and getattr(sys.modules.get(str(module)), attribute, None) is value:
+        return f"{module}:{attribute}"
+    return f"{GIVEN}{attribute or getattr(value, 'name', None) or type(value).__name__}"
 
 
-def _find_family(name: str, objects: dict[str, Any]) -> Family:
-    given = objects.get("model")
-    if given is None or isinstance(given, str):
-        check_given(name, "model.name")
-    return find_family(name if given is None else given)
-
-
-def _find_task(name: str, objects: dict[str, Any]) -> Task:
-    if isinstance(given := objects.get("task"), Task):
-        return given
-    check_given(name, "task.name")
-    return find_task(name)
-
-
-def objects_of(config: Config, kind: str) -> Any:
-    """The object that takes the place of a name in a config, if there is one."""
-    given = config.objects.get(kind)
-    return None if isinstance(given, str) else given
+def load_data(name: str) -> Data:
+    """The data that ``package.module:attribute`` names: a ``Data``, or a function that makes one."""
+    found = load_attribute(name, "data.name")
+    data = found() if callable(found) else found
+    if not isinstance(data, Data):
+        expected = "expected Data or a function without arguments that makes one"
+        raise ConfigError(f"data.name: {name} is of type {type(data).__name__}, {expected}")
+    return data
 
 
 def resolve(config: Config) -> Config:
     """Checks what concerns more than one field, and fills in what follows from method, data and model."""
-    method, source = find_method_of(config.method, config.objects), _find_source(config)
-    given = objects_of(config, "method") is not None
-    chosen = {} if given else config.methods
-    options = {key: _for_run(chosen.get(key, default), config) for key, default in method.options.items()}
-    name = source.model if config.model.name == "auto" else config.model.name
-    family = _find_family(name, config.objects)
-    clients = config.data.clients
-    if clients == "auto":
-        clients = source.clients or 20
-    data = dataclasses.replace(
-        config.data,
-        clients=clients,
-        partition=source.partition if config.data.partition == "auto" else config.data.partition,
-        side=config.data.side or family.side,
-    )
+    if "data" not in config.objects and ":" in config.data.name and not config.data.name.startswith(GIVEN):
+        config = replace(config, objects=config.objects | {"data": load_data(config.data.name)})
+    method: Method = find("method", config.method, config.objects)
+    source = find("data", config.data.name, config.objects)
+    name = _auto(config.model.name, source.model)
+    family: Family = find("model", name, config.objects)
+    clients: int = _auto(config.data.clients, source.clients or 20)
+    partition = _auto(config.data.partition, source.partition)
+    data = replace(config.data, clients=clients, partition=partition, side=config.data.side or family.side)
     if data.side is not None and source.vocabulary:
         raise ConfigError(f"data.side: got {data.side}, expected none: {config.data.name} holds texts")
-    model = dataclasses.replace(
-        config.model,
-        name=name,
-        width=config.model.width or (source.width if family.scaled else 1.0),
-        stem=source.stem if config.model.stem == "auto" and family.stem else config.model.stem,
-    )
-    if model.stem != "auto" and not family.stem:
-        raise ConfigError(f"model.stem: got {model.stem!r}, expected none: {name} has no such option")
+    stem, width = config.model.stem, config.model.width or (source.width if family.scaled else 1.0)
+    if stem != "auto" and not family.stem:
+        raise ConfigError(f"model.stem: got {stem!r}, expected none: {name} has no such option")
+    model = replace(config.model, name=name, width=width, stem=_auto(stem, source.stem) if family.stem else stem)
     if config.cohort > clients:
         raise ConfigError(f"cohort: got {config.cohort:g}, expected at most data.clients = {clients}")
     if (counts := config.split.counts) is not None and sum(counts) != clients:
         raise ConfigError(f"split.counts: got {sum(counts)} clients, expected data.clients = {clients}")
-    weighting = config.aggregate.weighting
-    return dataclasses.replace(
+    return replace(
         config,
-        method=config.method if given or ":" in config.method else method.name,
+        method=config.method if "method" in config.objects or ":" in config.method else method.name,
         data=data,
         model=model,
         split=_split(config.split, method, family, model.depth),
-        local=config.local.for_run(config.rounds, config.local.epochs),
-        aggregate=dataclasses.replace(
-            config.aggregate, weighting=method.server.weighting if weighting == "auto" else weighting
-        ),
-        buffers=method.server.buffers if config.buffers == "auto" else config.buffers,
-        methods=options,
+        local=_for_run(config.local, config),
+        aggregate=replace(config.aggregate, weighting=_auto(config.aggregate.weighting, method.server.weighting)),
+        buffers=_auto(config.buffers, method.server.buffers),
+        methods=_options(config, method),
     )
+
+
+def _auto(value: Any, default: Any) -> Any:
+    return default if value == "auto" else value
 
 
 def _for_run(options: Any, config: Config) -> Any:
@@ -129,15 +121,21 @@ def _for_run(options: Any, config: Config) -> Any:
     return options.for_run(config.rounds, config.local.epochs) if hasattr(options, "for_run") else options
 
 
+def _options(config: Config, method: Method) -> dict[str, Any]:
+    """The options of the method, by section; an object keeps its own, and a warning names sections that differ."""
+    own = {key: _for_run(value, config) for key, value in method.options.items()}
+    asked = {key: _for_run(value, config) for key, value in config.methods.items() if key in own}
+    if "method" not in config.objects:
+        return own | asked
+    if ignored := [f"[{key}]" for key in asked if asked[key] != own[key]]:
+        reason = "the method is an object, which has its own options"
+        warnings.warn(f"config: ignored {', '.join(ignored)}: {reason}", stacklevel=4)
+    return own
+
+
 def _split(split: SplitConfig, method: Method, family: Family, depth: int | None) -> SplitConfig:
-    kind: Kind | Literal["auto"] = split.kind
-    if kind == "auto":
-        kind = method.split.kind or family.split or "auto"
-    if method.split.kind is not None and kind != method.split.kind:
+    kind = _auto(split.kind, method.split.kind or family.split or "auto")
+    if method.split.kind not in (None, kind):
         raise ConfigError(f"split.kind: got {kind!r}, expected {method.split.kind!r}: {method.name} splits by width")
-    levels = split.levels
-    if levels == "auto" and kind == "hetero":
-        levels = 5
-    elif levels == "auto" and family.levels:
-        levels = min(family.levels, depth or family.levels)
-    return dataclasses.replace(split, kind=kind, levels=levels)
+    number = 5 if kind == "hetero" else family.levels and min(family.levels, depth or family.levels)
+    return replace(split, kind=kind, levels=_auto(split.levels, number or "auto"))

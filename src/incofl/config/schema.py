@@ -1,11 +1,10 @@
 """The configuration of a run: a tree of dataclasses that mirrors the TOML file, checked field by field."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Annotated, Any, Literal
+from dataclasses import field, fields, is_dataclass
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
@@ -18,12 +17,8 @@ from incofl.split import Kind
 
 Count = Annotated[int, Ge(1)]
 # Keys that may change when a run is resumed, because they cannot change its results.
-UNBOUND = frozenset(
-    {
-        *("rounds", "data.root", "engine.executor", "engine.workers", "engine.address"),
-        *("engine.trace", "engine.client_memory", "record.every", "record.window", "record.tensorboard"),
-    }
-)
+UNBOUND = {"rounds", "data.root", "record.every", "record.window", "record.tensorboard"}
+UNBOUND |= {f"engine.{key}" for key in ("executor", "workers", "address", "trace", "client_memory")}
 
 
 @options("data")
@@ -33,10 +28,9 @@ class DataConfig:
     Attributes:
         name: the data set (``incofl list datasets``), or your own ``Data`` as ``package.module:attribute``.
         root: the folder that holds its files; the embedded digits need none.
-        partition: ``dirichlet`` (label skew), ``iid``, ``natural`` (the clients that the data come with, such as
-            speaking roles: those with the most examples), ``virtual`` (a population of any size whose clients draw
-            ``examples`` examples each from the data set, with a Dirichlet label mix of their own), or what suits the
-            data.
+        partition: ``dirichlet`` (label skew), ``iid``, ``natural`` (clients that the data come with, largest first),
+            ``virtual`` (any number of clients that draw ``examples`` examples each from the data set, with a Dirichlet
+            label mix of their own), or what suits the data.
         alpha: concentration of the Dirichlet partition; small is very uneven, large is even.
         clients: number of clients; left out, those that your own data come with, or 20.
         limit: use only this number of training examples, drawn by the seed.
@@ -61,8 +55,7 @@ class ModelConfig:
     Attributes:
         name: the model (``incofl list models``), your own as ``package.module:attribute``, or what suits the data.
         width: multiplier of all channel numbers of the server model; left out, what suits the data.
-        stem: stem of a ResNet: ``imagenet`` (7x7, stride 2, pooling: the paper's), ``small`` (3x3), or what suits the
-            data.
+        stem: stem of a ResNet: ``imagenet`` (the paper's: 7x7, pooling), ``small`` (3x3), or what suits the data.
         depth: blocks of a ViT or text transformer, layers of an LSTM; left out, as its name says.
         dim: width of its residual stream or hidden state; left out, as its name says.
         heads: heads of its attention; left out, as its name says.
@@ -92,8 +85,7 @@ class SplitConfig:
         levels: the number of sizes, or one entry per size from small to large: blocks per stage such as
             ``[1, 1, 2, 2]`` (stage), a number of blocks (layer), a share of the channels (hetero). Left out, five, or
             what the model has.
-        depth: with hetero splitting: ``full``, ``scaled`` (the same share of the blocks), or blocks per stage per
-            level.
+        depth: with hetero splitting: ``full``, ``scaled`` (the same share of blocks), or blocks per stage per level.
         counts: number of clients of each level; left out, groups are equal. The first clients are the smallest.
     """
 
@@ -120,8 +112,7 @@ class AggregateConfig:
     """How the server averages.
 
     Attributes:
-        weighting: ``uniform`` over the clients that hold a position (the paper's code), by ``samples``, or the
-            method's own.
+        weighting: ``uniform`` over those that hold a position (the paper's code), by ``samples``, or the method's own.
         precision: dtype of the running sums.
     """
 
@@ -134,14 +125,13 @@ class EngineConfig:
     """Where turns are computed.
 
     Attributes:
-        executor: ``processes`` of this machine, ``ray`` (actors on a Ray cluster, see docs/cluster.md; needs the extra
-            ``ray``), or ``auto``: processes, and this process alone where ``workers`` is 1.
+        executor: ``processes`` of this machine, ``ray`` (docs/cluster.md; needs the extra ``ray``), or ``auto``:
+            processes, and this process alone where ``workers`` is 1.
         workers: number of processes that train clients, each on one core; 1: in this process; ``auto``: what is
             fastest, or the value of the environment variable ``INCOFL_WORKERS``; on a cluster, one per core.
-        address: address of a running Ray cluster: ``auto``, ``HOST:6379`` or ``ray://HOST:10001``; left out, Ray is
-            started on this machine.
+        address: a running Ray cluster: ``auto``, ``HOST:6379`` or ``ray://HOST:10001``; left out, Ray starts here.
         device: torch device of the clients' training; devices other than ``cpu`` are untested.
-        compile: train with ``torch.compile``: faster steps, after a minute or so for each level at the start of every
+        compile: train with ``torch.compile``: faster steps, but about a minute for each level at the start of every
             process; needs a C++ compiler.
         trace: write a timeline of the run, ``trace.json``, for Perfetto or chrome://tracing.
         client_memory: bytes of client memory that are kept in RAM; the rest is on disk.
@@ -157,9 +147,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.address is not None and self.executor != "ray":
-            raise ConfigError(
-                f"engine.address: got {self.address!r}, expected none: it goes with engine.executor = 'ray'"
-            )
+            raise ConfigError(f"engine.address: got {self.address!r}, expected none without engine.executor = 'ray'")
 
 
 @options("eval")
@@ -179,7 +167,7 @@ class EvalConfig:
 
 @options("record")
 class RecordConfig:
-    """What a run keeps for later analysis (``incofl analyze``) and for onlookers in addition to its last state.
+    """What a run keeps for later analysis (``incofl analyze``), in addition to its last state.
 
     Attributes:
         every: keep the server's state before the first round and after every this many rounds; 0: only the last.
@@ -234,46 +222,41 @@ class Config:
 
     @property
     def num_clients(self) -> int:
-        """Number of clients."""
         assert self.data.clients != "auto"  # resolved
         return self.data.clients
 
     @property
     def cohort_size(self) -> int:
-        """Clients per round."""
         return int(self.cohort) if self.cohort >= 1 else max(1, round(self.cohort * self.num_clients))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values as in a TOML file; ``None`` is written ``"none"``, because TOML has no null."""
-        values = {
-            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("methods", "objects")
-        }
-        return {key: _plain(value) for key, value in {**values, **self.methods}.items()}
+        """Plain values as in a TOML file, where ``None`` is ``"none"``."""
+        return {key: _plain(value) for key, value in ({key: getattr(self, key) for key in KEYS} | self.methods).items()}
 
     def to_toml(self) -> str:
         """The resolved config as a TOML document."""
         return tomli_w.dumps(self.to_dict())
 
     def digest(self) -> str:
-        """Identifies everything that can change results: a run may be resumed only under the same digest.
-
-        The number of rounds, that of workers and the place of the data are left out: a run can be prolonged or moved.
-        """
+        """Identifies everything that can change results: a run may be resumed only under the same digest."""
         values = {key: value for key, value in self.flat().items() if key not in UNBOUND}
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def flat(self) -> dict[str, Any]:
         """All values by dotted key, as ``--set`` names them."""
-        tree = self.to_dict()
-        tables = {
-            f"{table}.{key}": v for table, value in tree.items() if isinstance(value, dict) for key, v in value.items()
-        }
-        return {key: value for key, value in tree.items() if not isinstance(value, dict)} | tables
+        flat: dict[str, Any] = {}
+        for key, value in self.to_dict().items():
+            flat |= {f"{key}.{name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}
+        return flat
+
+
+# The keys of a file, and which of them are tables, in addition to those of methods.
+KEYS = tuple(f.name for f in fields(Config) if f.name not in ("methods", "objects"))
+SECTIONS = {key: hint for key, hint in get_type_hints(Config).items() if is_dataclass(hint)}
 
 
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    value = vars(value) if is_dataclass(value) else value
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

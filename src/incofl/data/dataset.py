@@ -1,36 +1,50 @@
 """Data: examples as tensors, how they reach a model, and who made them."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
+from torch.utils.data import default_collate
 
-from incofl.errors import DataError
+from incofl.errors import DataError, IncoflError
 from incofl.inputs import Inputs, map_inputs, num_examples
 
+EXPECTED = "expected numbers of one shape: tokenise, pad or resize them first, or leave them out"
 TARGETS = ("label", "labels", "target", "targets", "y")  # columns of named data that hold the targets
+
+
+@contextmanager
+def explained(what: str, hint: str = "fetch it again") -> Iterator[None]:
+    """Makes one line of any exception: a damaged file, a network or an object of yours can raise nearly anything."""
+    try:
+        yield
+    except IncoflError:
+        raise
+    except Exception as problem:
+        reason = getattr(problem, "strerror", None) or str(problem).partition("\n")[0]
+        raise DataError(f"{what} ({reason}); {hint}") from None
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples with their targets.
+    """Examples with their targets; the first dimension of every tensor counts examples."""
 
-    Attributes:
-        x: what the model is called with: a tensor, a tuple or a dict of tensors; the first dimension counts examples.
-        y: the targets, of any shape: a class or a number per example, one per position, or several.
-        groups: for each example the number of the person or device that made it, where that is known.
-    """
-
-    x: Any
-    y: Tensor
-    groups: Tensor | None = None
+    x: Any  # what the model is called with: a tensor, a tuple or a dict of tensors
+    y: Tensor  # the targets, of any shape: a class or a number per example, one per position, or several
+    groups: Tensor | None = None  # for each example the number of the person or device that made it, if known
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def shape(self) -> Any:
+        """The shape of one example; of a tuple or dict of inputs, that of each."""
+        return map_inputs(lambda tensor: tuple(tensor.shape[1:]), self.x)
 
     def pick(self, indices: Tensor | slice) -> "Examples":
         """Some of the examples."""
@@ -39,10 +53,9 @@ class Examples:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of inputs and targets by names of their own."""
-        named = (
-            self.x if isinstance(self.x, dict) else dict(enumerate(self.x if isinstance(self.x, tuple) else [self.x]))
-        )
-        return {f"x.{name}": value for name, value in named.items()} | {"y": self.y}
+        x = self.x
+        named = x.items() if isinstance(x, dict) else enumerate(x if isinstance(x, tuple) else [x])
+        return {f"x.{name}": value for name, value in named} | {"y": self.y}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Examples":
         """Examples of the same structure with other tensors, named as ``tensors`` does."""
@@ -50,28 +63,16 @@ class Examples:
         return Examples(map_inputs(lambda _: next(inputs), self.x), tensors["y"])
 
 
-class Pipeline(Protocol):
-    """How stored examples become a model's input, a batch at a time."""
+@dataclass(frozen=True)
+class Pipeline:
+    """How stored examples become a model's input: bytes become numbers from 0 to 1, other numbers stay as they are."""
 
     def test(self, x: Any) -> Any:
-        """A batch as it is evaluated."""
-        ...
+        """A batch as it is evaluated, in torch's default type."""
+        return map_inputs(_as_number, x)
 
     def train(self, x: Any, generator: Generator) -> Any:
         """A batch for training, augmented by random numbers of its own."""
-        ...
-
-
-@dataclass(frozen=True)
-class AsStored:
-    """Bytes become numbers from 0 to 1, other numbers stay what they are, in torch's default type."""
-
-    def test(self, x: Inputs) -> Inputs:
-        """A batch as it is evaluated."""
-        return map_inputs(_as_number, x)
-
-    def train(self, x: Inputs, generator: Generator) -> Inputs:
-        """A batch for training."""
         return self.test(x)
 
 
@@ -89,14 +90,13 @@ class Data:
 
     Attributes:
         train: the training examples: a pair ``(inputs, targets)`` of tensors or arrays, where inputs may be a tuple or
-            a dict of them; a map-style torch ``Dataset`` of such pairs; or a Hugging Face dataset with a column
-            ``label`` (or ``labels``, ``target``, ``targets``, ``y``) and others that are the model's inputs.
+            a dict of them; a torch ``Dataset`` of such pairs; a ``DataLoader`` of batches of them; or a Hugging Face
+            dataset with a column ``label``, ``labels``, ``target``, ``targets`` or ``y`` and others that are inputs.
         test: the test examples, in the same form; without them, nothing is evaluated.
         classes: number of classes; left out, one more than the largest whole-number target.
-        clients: who holds which examples: a list of index arrays, or one group label per example (the name of a column
-            of a Hugging Face dataset is as good); left out, the config's partition divides them.
-        pipeline: how examples reach the model: normalisation, augmentation; left out, bytes become numbers from 0 to 1
-            and all else stays as it is.
+        clients: who holds which examples: a list of index arrays, one group label per example, or the name of a column
+            of a Hugging Face dataset that holds the labels; left out, the config's partition divides them.
+        pipeline: how examples reach the model; left out, bytes become numbers from 0 to 1.
         name: what it is called in records.
         vocabulary: number of tokens, for texts; 0: not a text.
         sequence: whether every position of a text has a target of its own.
@@ -104,41 +104,33 @@ class Data:
 
     train: Any
     test: Any = None
-    classes: int | None = field(default=None, kw_only=True)
-    clients: Any = field(default=None, kw_only=True)
-    pipeline: Pipeline = field(default_factory=AsStored, kw_only=True)
-    name: str = field(default="own", kw_only=True)
-    vocabulary: int = field(default=0, kw_only=True)
-    sequence: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    classes: int | None = None
+    clients: Any = None
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    name: str = "own"
+    vocabulary: int = 0
+    sequence: bool = False
 
     def __post_init__(self) -> None:
-        clients = self.clients
-        if isinstance(clients, str):
-            train, clients = _without_column(self.train, clients)
-            object.__setattr__(self, "train", train)
-            object.__setattr__(self, "test", None if self.test is None else _without_column(self.test, self.clients)[0])
-        train = as_examples(self.train, "train")
-        test = train.pick(slice(0, 0)) if self.test is None else as_examples(self.test, "test")
+        classes, clients = self.classes, self.clients
+        column = clients if isinstance(clients, str) else None
+        if column is not None:
+            if column not in getattr(self.train, "column_names", ()):
+                raise DataError(f"clients: got {column!r}, expected a column of a Hugging Face dataset")
+            clients = list(self.train[column])
+        train = as_examples(self.train, "train", ignored=column)
+        test = train.pick(slice(0, 0)) if self.test is None else as_examples(self.test, "test", ignored=column)
         if clients is not None:
             train, clients = _natural_clients(train, clients)
-        if self.classes is None and not train.y.is_floating_point() and len(train):
-            object.__setattr__(self, "classes", int(train.y.max()) + 1)
-        for what, part in (("train", train), ("test", test)):
-            _check_structure(what, part, train)
-            known = self.classes is not None and len(part) and not part.y.is_floating_point()
-            if known and int(part.y.max()) >= (self.classes or 0):
-                raise DataError(f"{what}: a target is {int(part.y.max())}, expected classes below {self.classes}")
-        object.__setattr__(self, "train", train)
-        object.__setattr__(self, "test", test)
-        object.__setattr__(self, "clients", clients)
-
-    @property
-    def shape(self) -> Any:
-        """The shape of one example as the model gets it; of a tuple or dict of inputs, that of each."""
-        shapes = {name: tuple(value.shape[1:]) for name, value in self.train.tensors().items() if name != "y"}
-        if isinstance(self.train.x, Tensor):
-            return shapes["x.0"]
-        return {name.removeprefix("x."): shape for name, shape in shapes.items()}
+        if classes is None and len(train) and not train.y.is_floating_point():
+            classes = int(train.y.max()) + 1
+        if test.shape != train.shape:
+            raise DataError(f"test: got examples of shape {test.shape}, expected {train.shape} as in train")
+        for what, y in (("train", train.y), ("test", test.y)):
+            if classes is not None and len(y) and not y.is_floating_point() and int(y.max()) >= classes:
+                raise DataError(f"{what}: a target is {int(y.max())}, expected classes below {classes}")
+        vars(self).update(train=train, test=test, classes=classes, clients=clients)  # it is frozen from here on
 
     @property
     def natural_clients(self) -> int | None:
@@ -161,112 +153,58 @@ class Data:
         return digest.hexdigest()
 
 
-def as_examples(given: Any, what: str) -> Examples:
-    """Examples from any of the forms that ``Data`` takes."""
+def as_examples(given: Any, what: str, ignored: str | None = None) -> Examples:
+    """Examples from any of the forms that ``Data`` takes; the column ``ignored`` is not an input."""
     if isinstance(given, Examples):
         return given
-    if hasattr(given, "column_names") and hasattr(given, "with_format"):  # a Hugging Face dataset
-        given = _from_columns({name: _column(given, name, what) for name in given.column_names}, what)
-    elif not isinstance(given, tuple | list) and hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-        given = _collated([given[at] for at in range(len(given))], what)
-    elif isinstance(given, Iterator) or (not isinstance(given, tuple | list) and hasattr(given, "__iter__")):
-        given = _joined(list(given), what)  # batches, such as those of a DataLoader
+    if hasattr(given, "with_format"):  # a Hugging Face dataset
+        given = given.with_format("torch")[:]
+    elif hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, tuple | list | Mapping):
+        items = [given[at] for at in range(len(given))]
+        with explained(f"{what}: cannot be stacked", EXPECTED):
+            given = default_collate(items)
+    elif hasattr(given, "__iter__") and not isinstance(given, tuple | list | Mapping):  # batches of a DataLoader
+        parts = [as_examples(batch, what) for batch in given]
+        if not parts:
+            raise DataError(f"{what}: got no batches, expected some")
+        tensors = [part.tensors() for part in parts]
+        return parts[0].with_tensors({name: torch.cat([each[name] for each in tensors]) for name in tensors[0]})
+    if isinstance(given, Mapping):
+        columns = {name: values for name, values in given.items() if name != ignored}
+        target = next((name for name in TARGETS if name in columns), None)
+        if target is None or len(columns) < 2:
+            expected = f"one of {', '.join(TARGETS)} for the targets, and inputs"
+            raise DataError(f"{what}: got the columns {list(columns)}, expected {expected}")
+        targets = columns.pop(target)
+        given = (columns if len(columns) > 1 else columns.popitem()[1]), targets
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{what}: got {type(given).__name__}, expected a pair (inputs, targets)")
     inputs, targets = given
-    if isinstance(inputs, Mapping):
-        x: Inputs = {str(name): as_tensor(value, f"{what} input {name!r}") for name, value in inputs.items()}
-    elif isinstance(inputs, tuple):
-        x = tuple(as_tensor(value, f"{what} input {at}") for at, value in enumerate(inputs))
-    else:
-        x = as_tensor(inputs, f"{what} inputs")
-    y = as_tensor(targets, f"{what} targets")
-    if num_examples(x) != len(y):
-        raise DataError(f"{what}: got {num_examples(x)} inputs and {len(y)} targets, expected as many of each")
-    return Examples(x, y if y.is_floating_point() else y.long())
+    raw = Examples({str(key): inputs[key] for key in inputs} if isinstance(inputs, Mapping) else inputs, targets)
+    found = raw.with_tensors({name: _as_tensor(value, f"{what} {name}") for name, value in raw.tensors().items()})
+    if (count := num_examples(found.x)) != len(found):
+        raise DataError(f"{what}: got {count} inputs and {len(found)} targets, expected as many of each")
+    return found if found.y.is_floating_point() else Examples(found.x, found.y.long())
 
 
-def as_tensor(value: Any, what: str) -> Tensor:
+def _as_tensor(value: Any, what: str) -> Tensor:
     """A tensor of numbers from a tensor, an array or nested lists; float64 becomes torch's default type."""
-    try:
+    with explained(f"{what}: cannot become a tensor", EXPECTED):
         tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
-    except (TypeError, ValueError, RuntimeError) as problem:
-        reason = str(problem).partition("\n")[0]
-        raise DataError(
-            f"{what}: cannot become one tensor ({reason}); expected numbers of one shape: pad or resize them first"
-        ) from None
     return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
-
-
-def _collated(items: list[Any], what: str) -> Any:
-    try:
-        return torch.utils.data.default_collate(items)
-    except (TypeError, RuntimeError) as problem:
-        reason = str(problem).partition("\n")[0]
-        raise DataError(
-            f"{what}: its items cannot be stacked ({reason}); expected pairs (inputs, target) of tensors of one shape"
-        ) from None
-
-
-def _joined(batches: list[Any], what: str) -> Any:
-    parts = [as_examples(batch, what) for batch in batches]
-    if not parts:
-        raise DataError(f"{what}: got no batches, expected some")
-    tensors = [part.tensors() for part in parts]
-    joined = parts[0].with_tensors({name: torch.cat([t[name] for t in tensors]) for name in tensors[0]})
-    return joined.x, joined.y
-
-
-def _column(dataset: Any, name: str, what: str) -> Any:
-    values = dataset.with_format("torch")[name]
-    try:
-        values = values[:]
-        return values if isinstance(values, Tensor) else torch.stack(list(values))
-    except (TypeError, RuntimeError):
-        raise DataError(
-            f"{what}: column {name!r} cannot become one tensor; expected numbers of one shape: tokenise, pad or resize "
-            "them first, or drop it with remove_columns"
-        ) from None
-
-
-def _from_columns(columns: dict[str, Any], what: str) -> tuple[Any, Any]:
-    target = next((name for name in TARGETS if name in columns), None)
-    if target is None:
-        raise DataError(
-            f"{what}: got the columns {list(columns)}, expected one of {', '.join(TARGETS)} for the targets"
-        )
-    inputs = {name: value for name, value in columns.items() if name != target}
-    return (inputs if len(inputs) > 1 else next(iter(inputs.values()))), columns[target]
-
-
-def _without_column(dataset: Any, name: str) -> tuple[Any, Any]:
-    if name not in getattr(dataset, "column_names", ()):
-        raise DataError(f"clients: got {name!r}, expected a column of a Hugging Face dataset")
-    return dataset.remove_columns(name), list(dataset[name])
 
 
 def _natural_clients(train: Examples, clients: Any) -> tuple[Examples, list[Tensor] | None]:
     """Groups, if there is a label per example; else lists of indices."""
     given = clients.tolist() if isinstance(clients, Tensor | np.ndarray) else list(clients)
-    if given and isinstance(given[0], Sequence | Tensor | np.ndarray) and not isinstance(given[0], str):
-        parts = [torch.as_tensor(np.asarray(part), dtype=torch.int64).flatten() for part in given]
-        every = torch.cat(parts)
-        if len(every) and not (int(every.min()) >= 0 and int(every.max()) < len(train)):
+    if given and np.ndim(given[0]):
+        every = np.concatenate([np.ravel(part) for part in given])
+        if not np.isin(every, np.arange(len(train))).all():
             raise DataError(f"clients: an index is out of range, expected 0 to {len(train) - 1}")
-        if len(set(every.tolist())) < len(every):
+        if len(np.unique(every)) < len(every):
             raise DataError("clients: an example has two clients, expected lists of indices that do not overlap")
-        return train, parts
+        return train, [torch.from_numpy(np.ravel(part).astype(np.int64)) for part in given]
     if len(given) != len(train):
         raise DataError(f"clients: got {len(given)} labels, expected {len(train)}, one per training example")
     numbers = {label: number for number, label in enumerate(dict.fromkeys(given))}
     return Examples(train.x, train.y, torch.tensor([numbers[label] for label in given])), None
-
-
-def _check_structure(what: str, part: Examples, train: Examples) -> None:
-    ours, theirs = part.tensors(), train.tensors()
-    if ours.keys() != theirs.keys():
-        raise DataError(f"{what}: has the inputs {sorted(ours)}, expected {sorted(theirs)} as in train")
-    for name, tensor in ours.items():
-        if name != "y" and tensor.shape[1:] != theirs[name].shape[1:]:
-            shapes = tuple(tensor.shape[1:]), tuple(theirs[name].shape[1:])
-            raise DataError(f"{what}: an example of {name} has shape {shapes[0]}, expected {shapes[1]} as in train")

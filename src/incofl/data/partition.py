@@ -1,7 +1,7 @@
 """Who holds which training examples: ``iid``, ``dirichlet`` (as in the paper), ``natural`` or ``virtual``."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from incofl.errors import DataError
 
-Kind = Literal["iid", "dirichlet", "natural", "virtual"]
 Stream = Callable[[int], np.random.Generator]  # a client's own random stream
 LEAST_EXAMPLES = 10  # the paper redraws until every client has as many
 MOST_DRAWS = 2_000
@@ -21,28 +20,23 @@ def make_partition(
     """For each client the indices of its examples; every index is given to exactly one client."""
     if clients > len(labels):
         raise DataError(f"data.clients: got {clients}, expected at most {len(labels)}, the number of training examples")
-    if kind == "dirichlet":
-        _check_classes(labels, kind)
     if kind == "iid":
         parts = np.array_split(rng.permutation(len(labels)), clients)
     else:
+        _check_classes(labels, kind)
         parts = _dirichlet(labels.numpy(), clients, alpha, rng)
     return [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
 
 
 def _check_classes(labels: Tensor, kind: str) -> None:
     if labels.dim() > 1 or labels.is_floating_point():
-        raise DataError(
-            f"data.partition: got {kind!r}, expected 'natural' or 'iid': its examples have no class each to be skewed"
-        )
+        raise DataError(f"data.partition: got {kind!r}, expected 'natural' or 'iid': examples have no class each")
 
 
 def natural_partition(groups: Tensor | None, clients: int, rng: np.random.Generator) -> list[Tensor]:
     """One client for each of the groups with the most examples, in a random order; other examples are not used."""
     if groups is None:
-        raise DataError(
-            "data.partition: got 'natural', expected 'dirichlet', 'iid' or 'virtual': the data set has no own parts"
-        )
+        raise DataError("data.partition: got 'natural', expected 'dirichlet', 'iid' or 'virtual': nobody made the data")
     sizes = torch.bincount(groups)
     found = int((sizes > 0).sum())
     if clients > found:
@@ -54,8 +48,7 @@ def natural_partition(groups: Tensor | None, clients: int, rng: np.random.Genera
 class VirtualPartition(Sequence[Tensor]):
     """A population of any size over a fixed pool of examples; a client costs nothing until it is asked for.
 
-    Each client has ``examples`` examples: a label mix p ~ Dirichlet(alpha), then examples of those labels, all drawn
-    from a stream that follows from (seed, client). Clients may share examples.
+    A client draws p ~ Dirichlet(alpha), then its examples by these shares of the labels; clients may share examples.
     """
 
     def __init__(self, labels: Tensor, clients: int, alpha: float, examples: int, stream: Stream) -> None:
@@ -66,20 +59,13 @@ class VirtualPartition(Sequence[Tensor]):
     def __len__(self) -> int:
         return self._clients
 
-    @overload
-    def __getitem__(self, client: int) -> Tensor: ...
-
-    @overload
-    def __getitem__(self, client: slice) -> list[Tensor]: ...
-
-    def __getitem__(self, client: int | slice) -> Tensor | list[Tensor]:
+    def __getitem__(self, client: Any) -> Any:  # one client, or a list of those of a slice
         if isinstance(client, slice):
             return [self[c] for c in range(*client.indices(len(self)))]
         if not 0 <= client < len(self):
             raise IndexError(client)
         rng = self._stream(client)
-        shares = rng.dirichlet(np.full(len(self._members), self._alpha))
-        counts = rng.multinomial(self._examples, shares)
+        counts = rng.multinomial(self._examples, rng.dirichlet(np.full(len(self._members), self._alpha)))
         drawn = [rng.choice(own, count) for own, count in zip(self._members, counts, strict=True) if count]
         return torch.from_numpy(np.concatenate(drawn))
 
@@ -105,7 +91,5 @@ def _dirichlet(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Ge
         if len(cuts) == len(classes) and held.min() >= least:
             pieces = [np.split(indices, cut) for indices, cut in zip(members, cuts, strict=True)]
             return [rng.permutation(np.concatenate(own)) for own in zip(*pieces, strict=True)]
-    raise DataError(
-        f"data.alpha: got {alpha} for {clients} clients; {MOST_DRAWS} draws gave somebody fewer than {least} of the "
-        f"{len(labels)} examples; raise data.alpha or lower data.clients"
-    )
+    reason = f"{MOST_DRAWS} draws gave somebody fewer than {least} of the {len(labels)} examples"
+    raise DataError(f"data.alpha: got {alpha} for {clients} clients; {reason}; raise data.alpha or lower data.clients")

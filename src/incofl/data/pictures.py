@@ -30,7 +30,7 @@ def draw(data: Data, partition: Sequence[Tensor], names: Sequence[str], title: s
     figure = Figure(figsize=(sum(widths) + 1.8, sum(heights) + 1.2), layout="constrained", facecolor="white")
     figure.suptitle(title, fontsize=11)
     grid = figure.subplots(len(heights), len(widths), squeeze=False, height_ratios=heights, width_ratios=widths)
-    sizes, last = grid[0, -1], grid[-1, -1]
+    sizes, last, samples = grid[0, -1], grid[-1, -1], grid[-1, 0]
     sizes.bar(range(len(shown)), [len(own) for own in shown], color=COLOUR, width=0.8, zorder=2)
     sizes.set(ylabel="examples", xlim=(-0.5, len(shown) - 0.5), xticks=[])
     sizes.spines[["top", "right"]].set_visible(False)
@@ -42,16 +42,14 @@ def draw(data: Data, partition: Sequence[Tensor], names: Sequence[str], title: s
         for label, client in np.argwhere(counts) if len(shown) <= NUMBERED else ():
             colour = "white" if counts[label, client] > 0.6 * counts.max() else "black"
             last.text(client, label, str(counts[label, client]), ha="center", va="center", fontsize=6.5, color=colour)
-        last.set_yticks(*(([],) if pictured else (range(classes), names)))
+        last.set(yticks=[] if pictured else range(classes), yticklabels=[] if pictured else names)
     if pictured:
         grid[0, 0].set_axis_off()
-        grid[1, 0].imshow(mosaic(data), extent=(0, SAMPLES, classes, 0), aspect="auto", interpolation="nearest")
-        grid[1, 0].set(xticks=[], xlabel="training examples")
-        grid[1, 0].set_yticks(np.arange(classes) + 0.5, names)
-        grid[1, 0].spines[:].set_visible(False)
-    last.set_xticks(range(0, len(shown), 1 if len(shown) <= NUMBERED else 10))
+        samples.imshow(mosaic(data), extent=(0, SAMPLES, classes, 0), aspect="auto", interpolation="nearest")
+        samples.set(xticks=[], xlabel="training examples", yticks=np.arange(classes) + 0.5, yticklabels=names)
+        samples.spines[:].set_visible(False)
     part = "" if len(shown) == len(partition) else f" (the first {len(shown)} of {len(partition):,})"
-    last.set_xlabel(f"client{part}")
+    last.set(xlabel=f"client{part}", xticks=range(0, len(shown), 1 if len(shown) <= NUMBERED else 10))
     for axes in grid.flat:
         axes.tick_params(labelsize=8)
     return figure
@@ -60,12 +58,10 @@ def draw(data: Data, partition: Sequence[Tensor], names: Sequence[str], title: s
 def mosaic(data: Data) -> np.ndarray:
     """Puts the first examples of each class side by side, a row for each class, with white lines between them."""
     assert isinstance(data.pipeline, ImagePipeline)
-    images, classes = data.train.x, data.classes or 0
-    side = images.shape[2]
+    classes, side = data.classes or 0, data.train.x.shape[2]
     tile = side + max(1, side // 16)
-    result = np.ones((classes * tile, SAMPLES * tile, 3), dtype=np.float32)
+    tiles = torch.ones(classes, SAMPLES, 3, tile, tile)
     for label in range(classes):
-        for column, at in enumerate(torch.nonzero(data.train.y == label).flatten()[:SAMPLES].tolist()):
-            place = np.s_[label * tile : label * tile + side, column * tile : column * tile + side]
-            result[place] = images[at].permute(1, 2, 0).numpy() / data.pipeline.maximum  # grey in all channels
-    return result
+        own = data.train.x[data.train.y == label][:SAMPLES]
+        tiles[label, : len(own), :, :side, :side] = own / data.pipeline.maximum  # grey in all channels
+    return tiles.permute(0, 3, 1, 4, 2).reshape(classes * tile, SAMPLES * tile, 3).numpy()

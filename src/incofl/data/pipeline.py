@@ -1,60 +1,48 @@
 """How stored examples become a model's input, a batch at a time: the paper's pipelines as tensor code."""
 
-import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from incofl.data.source import Shape, View
+from incofl.client import Batch, LocalSettings
+from incofl.data.dataset import Examples, Pipeline
+
+EVAL_BATCH = 512
 
 
 @dataclass(frozen=True)
-class ImagePipeline:
-    """Normalisation, and the augmentation of training batches.
+class ImagePipeline(Pipeline):
+    """Normalisation, and the augmentation of training batches; images are stored as bytes (B, C, H, W)."""
 
-    Attributes:
-        maximum: the stored value that means white.
-        mean: per channel, of values in [0, 1]; empty: no normalisation.
-        std: per channel.
-        resize: side to which images are resized bilinearly.
-        pad: random crop after padding with black by so many pixels.
-        flip: random horizontal flip.
-        cutout: side of a square set to the channel mean, at a random centre, clipped at the border.
-        crop: cut out a random part of each training image and resize that (``resize`` says to which side).
-        channels: repeat grey images in so many channels.
-    """
-
-    maximum: int = 255
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    resize: int | None = None
-    pad: int = 0
-    flip: bool = False
-    cutout: int = 0
-    crop: bool = False
-    channels: int | None = None
+    maximum: int = 255  # the stored value that means white
+    mean: tuple[float, ...] = ()  # per channel, of values in [0, 1]; empty: no normalisation
+    std: tuple[float, ...] = ()  # per channel
+    resize: int | None = None  # side to which images are resized bilinearly
+    pad: int = 0  # random crop after padding with black by this number of pixels
+    flip: bool = False  # random horizontal flip
+    cutout: int = 0  # side of a square set to the channel mean, at a random centre, clipped at the border
+    crop: bool = False  # cut out a random part of each training image and resize that (to the side ``resize``)
+    channels: int | None = None  # repeat grey images in this number of channels
 
     def test(self, x: Tensor) -> Tensor:
-        """uint8 images (B, C, H, W) to float input."""
         out = x.to(torch.get_default_dtype()).div_(self.maximum)
         if self.resize is not None and out.shape[-2:] != (self.resize, self.resize):
             out = functional.interpolate(out, size=self.resize, mode="bilinear", align_corners=False)
         return self._finish(out)
 
     def train(self, x: Tensor, generator: Generator) -> Tensor:
-        """As ``test``, with every image augmented by its own random numbers."""
         if self.pad:
             x = random_crop(x, self.pad, generator)
         if self.flip:
             mirrored = torch.rand(len(x), generator=generator) < 0.5
             x = torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
         if self.crop:
-            assert self.resize is not None
-            part = x.to(torch.get_default_dtype()).div_(self.maximum)
-            out = self._finish(random_resized_crop(part, self.resize, generator))
+            whole = x.to(torch.get_default_dtype()).div_(self.maximum)
+            out = self._finish(random_resized_crop(whole, self.resize or x.shape[-1], generator))
         else:
             out = self.test(x)
         return cutout(out, self.cutout, generator) if self.cutout else out
@@ -66,49 +54,37 @@ class ImagePipeline:
 
 
 @dataclass(frozen=True)
-class ImageViews:
-    """Images as they are, or at another side: the pipelines of the paper's ResNets and of its ViTs.
-
-    Attributes:
-        shape: of an image as it is.
-        native: how it reaches a model then.
-        large: how it does at another side, which takes the place of ``resize``.
-    """
-
-    shape: Shape
-    native: ImagePipeline
-    large: ImagePipeline
-
-    def __call__(self, side: int | None) -> View:
-        """The view at a side in pixels."""
-        if side is None or side == self.shape[1]:
-            return View(self.shape, self.native)
-        channels = self.large.channels or self.shape[0]
-        return View((channels, side, side), dataclasses.replace(self.large, resize=side))
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Texts reach a model as whole numbers, as they are."""
+class Tokens(Pipeline):
+    """Texts reach a model as whole numbers."""
 
     def test(self, x: Tensor) -> Tensor:
-        """Tokens (B, length)."""
-        return x.long()
-
-    def train(self, x: Tensor, generator: Generator) -> Tensor:
-        """The same."""
         return x.long()
 
 
-@dataclass(frozen=True)
-class Texts:
-    """Texts of one length; there is one way to see them."""
+def local_batches(
+    examples: Examples, indices: Tensor, pipeline: Pipeline, settings: LocalSettings, generator: Generator
+) -> Iterator[Batch]:
+    """Yields all batches of a client's turn, every epoch in a new order, augmented."""
+    size = settings.batch_size
+    for _ in range(settings.epochs):
+        order = indices[torch.randperm(len(indices), generator=generator)]
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            # A first batch is kept, however small; a single example is not: batch norm finds no variance in it.
+            if len(batch) > 1 and not (settings.drop_last and start > 0 and len(batch) < size):
+                chosen = examples.pick(batch)
+                yield pipeline.train(chosen.x, generator), _as_target(chosen.y)
 
-    length: int
 
-    def __call__(self, side: int | None) -> View:
-        """The view; a side is a matter of images."""
-        return View((self.length,), Tokens())
+def eval_batches(examples: Examples, pipeline: Pipeline, size: int = EVAL_BATCH) -> Iterator[Batch]:
+    """Yields the whole test set in order."""
+    for start in range(0, len(examples), size):
+        part = examples.pick(slice(start, start + size))
+        yield pipeline.test(part.x), _as_target(part.y)
+
+
+def _as_target(y: Tensor) -> Tensor:
+    return y if y.is_floating_point() else y.long()
 
 
 def random_crop(x: Tensor, pad: int, generator: Generator) -> Tensor:
@@ -136,11 +112,10 @@ def random_resized_crop(x: Tensor, side: int, generator: Generator) -> Tensor:
 
 def cutout(x: Tensor, side: int, generator: Generator) -> Tensor:
     """Sets a square of each normalised image to 0, its channel mean; the centre may lie at the border."""
-    height, width = x.shape[-2:]
-    cy = torch.randint(height, (len(x), 1), generator=generator)
-    cx = torch.randint(width, (len(x), 1), generator=generator)
-    rows, columns = torch.arange(height), torch.arange(width)
-    inside_rows = (rows >= cy - side // 2) & (rows < cy + side // 2)
-    inside_columns = (columns >= cx - side // 2) & (columns < cx + side // 2)
-    square = inside_rows.unsqueeze(2) & inside_columns.unsqueeze(1)  # (B, H, W)
-    return x.masked_fill_(square.unsqueeze(1), 0.0)
+
+    def band(length: int) -> Tensor:
+        centre, place = torch.randint(length, (len(x), 1), generator=generator), torch.arange(length)
+        return (place >= centre - side // 2) & (place < centre + side // 2)  # (B, length)
+
+    rows, columns = band(x.shape[-2]), band(x.shape[-1])
+    return x.masked_fill_((rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1), 0.0)

@@ -1,90 +1,94 @@
 """What is known of a data set before its files are read."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-from incofl.data.dataset import Data, Examples, Pipeline
-from incofl.data.manifests import Published
+from incofl.data.cache import Pair, read_cache
+from incofl.data.dataset import Data, Pipeline
+from incofl.data.pipeline import ImagePipeline
 from incofl.errors import DataError
 
-# Shape of one example as a model gets it: channels, height and width of an image; the length of a text.
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class View:
-    """How a model sees the examples of a data set: the shape of one, and the pipeline that makes it."""
-
-    shape: Shape
-    pipeline: Pipeline
+Reader = Callable[["Source", Path], Pair]
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is known of a data set before its files are read.
+    """What is known of a data set before its files are read."""
 
-    Attributes:
-        summary: one line for ``incofl list datasets``.
-        classes: number of classes.
-        view: how a model sees it; for images at a side in pixels, or as they are (``None``).
-        load: reads training and test examples from the folder ``data.root``.
-        vocabulary: number of tokens, for texts; 0: not a text.
-        model: the model that suits it when the config does not say.
-        width: the width of that model.
-        stem: the stem of a ResNet that suits it.
-        sequence: whether every position of a text has a class of its own: the token that follows.
-        natural: whether its examples say who made them, so that it has natural clients.
-        labelled: whether every example has one class, by which a partition can be skewed.
-        clients: number of its natural clients, if known.
-        published: what its files are checked against.
-        decode: for texts, an example as people read it.
-    """
-
-    summary: str
-    classes: int
-    view: Callable[[int | None], View]
-    load: Callable[[Path], tuple[Examples, Examples]]
-    vocabulary: int = 0
-    model: str = "resnet26"
+    name: str
+    shape: Any  # of one example as a model gets it: (channels, height, width), (length of a text,); or of every input
+    pipeline: Pipeline
+    read: Reader | None = None  # reads the original files, given the first one that is found; none: embedded here
+    classes: int = 10
+    large: ImagePipeline | None = None  # the pipeline of its images at another side
+    vocabulary: int = 0  # number of tokens, for texts; 0: not a text
+    model: str = "resnet26"  # the model that suits it, with its width and, for a ResNet, its stem
     width: float = 1.0
     stem: Literal["imagenet", "small"] = "imagenet"
-    sequence: bool = False
-    natural: bool = False
-    labelled: bool = True
-    clients: int | None = None
-    published: Published = field(default_factory=Published)
-    decode: Callable[[Tensor], str] | None = None
+    sequence: bool = False  # whether every position of a text has a class of its own: the token that follows
+    labelled: bool = True  # whether every example has one class, by which a partition can be skewed
+    clients: int | None = None  # number of natural clients, if its examples say who made them; 0: not known before
+    decode: Callable[[Tensor], str] | None = None  # for texts, an example as people read it
+
+    # What is published of it, from manifests.toml; all of it may be unknown.
+    summary: str = ""  # one line for lists of data sets
+    files: Sequence[str] = ()  # patterns of its original files under data.root; none: it is embedded
+    names: Sequence[str] = ()  # names of the classes; none: numbers
+    train_counts: Sequence[int] = ()  # training examples of each class
+    test_counts: Sequence[int] = ()  # test examples of each class
+    hub: Mapping[str, Any] = field(default_factory=dict)  # repository on the Hugging Face Hub, column, splits, revision
+    checksums: Mapping[str, str] = field(default_factory=dict)  # MD5 by file name
 
     @property
     def partition(self) -> Literal["natural", "dirichlet", "iid"]:
         """The partition that suits it."""
-        return "natural" if self.natural else "dirichlet" if self.labelled else "iid"
+        return "natural" if self.clients is not None else "dirichlet" if self.labelled else "iid"
+
+    def view(self, side: int | None) -> "Source":
+        """The data set with images of this side in pixels; ``None``: as they are."""
+        if side is None or tuple(self.shape)[1:] == (side, side):
+            return self
+        if self.large is None:
+            raise DataError(f"data.side: got {side}, expected none: resize your own data before, they are {self.shape}")
+        shape = (self.large.channels or self.shape[0], side, side)
+        return dataclasses.replace(self, shape=shape, pipeline=dataclasses.replace(self.large, resize=side))
+
+    def found(self, root: Path) -> list[Path]:
+        """Those of its files that exist, the cached copy first."""
+        patterns = [f"{self.name}.safetensors", *self.files]
+        return [path for pattern in patterns for path in sorted(root.glob(pattern))]
+
+    def load(self, root: Path) -> Pair:
+        """Reads training and test examples: the cached copy where there is one, and the original files elsewhere."""
+        if self.read is None:
+            return read_cache(Path(__file__).with_name(f"{self.name}.safetensors"), self.classes)
+        if not (found := self.found(root)):
+            raise DataError(
+                f"{self.name}: no {' or '.join(self.files)} in {root.absolute()}; set data.root to the folder that "
+                f"holds it, or: incofl data fetch {self.name}"
+            )
+        cached = found[0].suffix == ".safetensors"
+        return read_cache(found[0], self.classes) if cached else self.read(self, found[0])
 
 
 def source_of(data: Data) -> Source:
     """What is known of data that are in memory."""
-    image = isinstance(data.shape, tuple) and len(data.shape) == 3
-
-    def view(side: int | None) -> View:
-        if side is not None and not (image and data.shape[1:] == (side, side)):
-            raise DataError(f"data.side: got {side}, expected none: resize your own data before, they are {data.shape}")
-        return View(data.shape, data.pipeline)
-
+    image = isinstance(data.train.x, Tensor) and len(data.train.shape) == 3
     return Source(
-        summary="your own data",
+        data.name,
+        data.train.shape,
+        data.pipeline,
         classes=data.classes or 0,
-        view=view,
-        load=lambda root: (data.train, data.test),
         vocabulary=data.vocabulary,
         model="resnet26" if image else "",
         width=0.25,
         stem="small",
         sequence=data.sequence,
-        natural=data.natural_clients is not None,
         labelled=data.train.y.dim() == 1 and not data.train.y.is_floating_point(),
         clients=data.natural_clients,
     )

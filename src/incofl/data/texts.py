@@ -1,4 +1,4 @@
-"""Readers of text data sets: Shakespeare character by character, sentiment (SST-2 and IMDb) word by word."""
+"""Text data sets: Shakespeare character by character, sentiment (SST-2 and IMDb) word by word."""
 
 import itertools
 import json
@@ -7,13 +7,16 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from incofl.data.cache import Pair, find
-from incofl.data.dataset import Examples
+from incofl.data.cache import Pair
+from incofl.data.dataset import Examples, explained
+from incofl.data.pipeline import Tokens
+from incofl.data.source import Source
 from incofl.errors import DataError
 
 Labelled = Sequence[tuple[str, int]]  # texts of class 0 or 1
@@ -24,8 +27,6 @@ LEAST_WINDOWS = 2  # to train on: a batch of a single example is never used
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # printable ASCII
 CHARACTER_TOKENS = 1 + len(CHARACTERS)  # 0: any other character
 _SPEECH = re.compile(r"([^\n:]+):(?:\n(.*))?", re.DOTALL)
-_TOKEN_OF = np.zeros(128, dtype=np.uint8)
-_TOKEN_OF[[ord(character) for character in CHARACTERS]] = np.arange(1, CHARACTER_TOKENS)
 
 PADDING, UNKNOWN = 0, 1
 WORD_TOKENS = 8_192  # with these two; tokens fit into 16 bits
@@ -33,33 +34,25 @@ SST2_LENGTH, IMDB_LENGTH = 64, 256
 _WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
 
 
-def shakespeare(root: Path) -> Pair:
+def shakespeare(source: Source, path: Path) -> Pair:
     """Reads a play as plain text."""
-    path = find("shakespeare", root, "tinyshakespeare.txt", "shakespeare.txt", "shakespeare/input.txt")
     return windows_of_roles(_read(path), str(path))
 
 
 def windows_of_roles(text: str, where: str) -> Pair:
-    """Cuts what each role of a play says into windows; at each position the class is the character that follows.
-
-    Roles with enough text are a group each, in the order of their first words.
-    """
-    roles = []
+    """Cuts what each role says into windows, where the next character is the class; roles with enough are groups."""
+    roles: list[tuple[Tensor, ...]] = []  # inputs, targets and role of each window, and whether it is tested on
     for tokens in map(encode, speeches(text, where).values()):
         count = (len(tokens) - 1) // WINDOW
         kept = count - count // TEST_SHARE
         if kept >= LEAST_WINDOWS:
             x, y = (torch.from_numpy(tokens[at : at + count * WINDOW]).view(count, WINDOW) for at in (0, 1))
-            roles.append((kept, x, y))
-    if all(len(x) == kept for kept, x, _ in roles):
+            roles.append((x, y, torch.full((count,), len(roles)), torch.arange(count) >= kept))
+    if not any(tested.any() for *_, tested in roles):
         least = TEST_SHARE * WINDOW + 1
         raise DataError(f"{where}: {len(text)} characters, expected a role with {least} or more; the file is truncated")
-    return _grouped([(x[:n], y[:n]) for n, x, y in roles]), _grouped([(x[n:], y[n:]) for n, x, y in roles])
-
-
-def _grouped(roles: list[tuple[Tensor, Tensor]]) -> Examples:
-    groups = torch.arange(len(roles)).repeat_interleave(torch.tensor([len(x) for x, _ in roles]))
-    return Examples(torch.cat([x for x, _ in roles]), torch.cat([y for _, y in roles]), groups)
+    x, y, groups, tested = map(torch.cat, zip(*roles, strict=True))
+    return Examples(x, y, groups).pick(~tested), Examples(x, y, groups).pick(tested)
 
 
 def speeches(text: str, where: str) -> dict[str, str]:
@@ -77,9 +70,9 @@ def speeches(text: str, where: str) -> dict[str, str]:
 
 
 def encode(text: str) -> np.ndarray:
-    """Turns characters into tokens of one byte."""
+    """Turns characters into tokens of one byte: their places in ``CHARACTERS``, from 1 on."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    return _TOKEN_OF[np.where(points < 128, points, 0)]
+    return np.where((points >= 32) & (points < 127), points - 30, points == 10).astype(np.uint8)
 
 
 def decode(tokens: Tensor) -> str:
@@ -87,12 +80,11 @@ def decode(tokens: Tensor) -> str:
     return "".join(("\N{REPLACEMENT CHARACTER}" + CHARACTERS)[token] for token in tokens.tolist())
 
 
-def sst2(root: Path) -> Pair:
+def sst2(source: Source, path: Path) -> Pair:
     """Reads ``train.tsv`` for training and ``test.tsv`` for testing, or ``dev.tsv`` where that has no labels (GLUE)."""
-    train = find("sst2", root, "sst2/train.tsv")
-    test = train.with_name("test.tsv")
+    train, test, dev = (path.with_name(f"{split}.tsv") for split in ("train", "test", "dev"))
     labelled = test.is_file() and "label" in _read(test).partition("\n")[0].split("\t")
-    return word_examples(_tsv(train), _tsv(test if labelled else find("sst2", root, "sst2/dev.tsv")), SST2_LENGTH)
+    return word_examples(_tsv(train), _tsv(test if labelled else dev), SST2_LENGTH)
 
 
 def _tsv(path: Path) -> Labelled:
@@ -102,27 +94,22 @@ def _tsv(path: Path) -> Labelled:
     if header != "sentence\tlabel" or not lines:
         raise DataError(f"{path}: got {header[:60]!r}, expected 'sentence', a tab, 'label', and sentences below")
     rows = [line.rpartition("\t") for line in lines]
-    for number, (_, tab, label) in enumerate(rows, start=2):
+    for number, (text, tab, label) in enumerate(rows, start=2):
         if not tab or label not in ("0", "1"):
-            line = lines[number - 2][:60]
+            line = (text + tab + label)[:60]
             raise DataError(f"{path}: line {number} is {line!r}, expected a sentence, a tab and 0 or 1; it is damaged")
     return [(text, int(label)) for text, _, label in rows]
 
 
-def imdb(root: Path) -> Pair:
+def imdb(source: Source, path: Path) -> Pair:
     """Reads ``reviews.json``, a list of ``{"t": text, "s": 0 or 1}`` without a division into training and test."""
-    path = find("imdb", root, "imdb/reviews.json")
-    try:
-        content = json.loads(_read(path))
-    except ValueError as problem:
-        raise DataError(f"{path}: damaged or truncated JSON ({problem}); fetch it again") from None
-    entries = content if isinstance(content, list) else [content]
-    for number, entry in enumerate(entries):
-        text, label = (entry.get("t"), entry.get("s")) if isinstance(entry, dict) else (None, None)
-        if not isinstance(text, str) or isinstance(label, bool) or label not in (0, 1):
-            got = str(entry)[:60]
-            raise DataError(f'{path}: entry {number} is {got!r}, expected a list of {{"t": text, "s": 0 or 1}}')
-    return halves_of_reviews([(entry["t"], entry["s"]) for entry in entries], str(path))
+    with explained(f'{path}: not a readable JSON list of {{"t": text, "s": 0 or 1}}'):
+        entries = json.loads(_read(path))
+        for number, entry in enumerate(entries):
+            text, label = (entry.get("t"), entry.get("s")) if isinstance(entry, dict) else (None, None)
+            if not isinstance(text, str) or isinstance(label, bool) or label not in (0, 1):
+                raise ValueError(f"entry {number} is {str(entry)[:60]!r}")
+    return halves_of_reviews([(entry["t"], int(entry["s"])) for entry in entries], str(path))
 
 
 def halves_of_reviews(reviews: Labelled, where: str) -> Pair:
@@ -142,10 +129,7 @@ def halves_of_reviews(reviews: Labelled, where: str) -> Pair:
 
 
 def word_examples(train: Labelled, test: Labelled, length: int) -> Pair:
-    """Turns texts into tokens: lower case, words and punctuation, cut or padded to a length.
-
-    The vocabulary is the most frequent words of the training texts, the first in the alphabet of equally frequent ones.
-    """
+    """Turns texts into tokens of lower-case words and punctuation, the most frequent ones of the training texts."""
     # Equal words are one object, so that the words of many texts fit into memory.
     words = [[list(map(sys.intern, _WORD.findall(text.lower()))) for text, _ in part] for part in (train, test)]
     counts = Counter(itertools.chain.from_iterable(words[0]))
@@ -162,7 +146,14 @@ def word_examples(train: Labelled, test: Labelled, length: int) -> Pair:
 
 
 def _read(path: Path) -> str:
-    try:
+    with explained(f"{path}: not a readable text in UTF-8"):
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{path}: not a text in UTF-8 ({problem.reason} at byte {problem.start})") from None
+
+
+_CHARACTERS: dict[str, Any] = {"classes": CHARACTER_TOKENS, "vocabulary": CHARACTER_TOKENS, "model": "lstm"}
+_WORDS: dict[str, Any] = {"classes": 2, "vocabulary": WORD_TOKENS, "model": "text-transformer"}
+TEXTS = (
+    Source("shakespeare", (WINDOW,), Tokens(), shakespeare, **_CHARACTERS, sequence=True, clients=0, decode=decode),
+    Source("sst2", (SST2_LENGTH,), Tokens(), sst2, **_WORDS),
+    Source("imdb", (IMDB_LENGTH,), Tokens(), imdb, **_WORDS),
+)

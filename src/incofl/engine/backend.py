@@ -36,10 +36,6 @@ class Memories(Protocol):
         """A function that is called with every accepted upload of a round."""
         ...
 
-    def save(self) -> None:
-        """Called before the checkpoint is written."""
-        ...
-
     def saved(self) -> None:
         """Called when the checkpoint is on disk."""
         ...
@@ -83,48 +79,37 @@ class LocalBackend:
     """Clients that this process computes, itself or in workers, also on a Ray cluster: all are there, always."""
 
     def build(self, config: Config, folder: RunFolder) -> Federation:
-        """The federation of a config, with the partition that its folder holds already."""
         return build(config, folder.load_partition(config.num_clients), begun=folder.checkpoint.exists())
 
     def memories(self, config: Config, federation: Federation, folder: Path) -> Memories:
-        """A store of all of it."""
         return make_store(federation, folder, config.engine.client_memory)
 
     def executor(
         self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: Memories
     ) -> Executor:
-        """Ray actors if these are asked for; else processes where they pay for their start, or this process."""
         assert isinstance(memories, ClientStore)
         return make_executor(config, federation, rounds, trace, memories)
 
     def gather(self, federation: Federation, round: int) -> tuple[Federation, Sequence[int] | None]:
-        """Nothing changes."""
         return federation, None
 
     def suffices(self, round: int, stats: RoundStats) -> bool:
-        """Always: nobody is late."""
         return True
 
     def observed(self) -> Row:
-        """Nothing."""
         return {}
 
 
 def make_executor(
-    config: Config,
-    federation: Federation,
-    rounds: int,
-    trace: Trace | None = None,
-    store: ClientStore | None = None,
+    config: Config, federation: Federation, rounds: int, trace: Trace | None = None, store: ClientStore | None = None
 ) -> Executor:
     """Ray actors if these are asked for; else processes where they pay for their start, or this process."""
     engine, workers = config.engine, _wished_workers(config)
     if engine.executor == "ray":
         return RayActors(federation, workers, engine.address, trace, store, most=config.cohort_size)
-    if workers is None and _training_macs(federation, config.cohort_size) * rounds < WORTH_WORKERS:
-        workers = 1
-    elif workers is None:
-        workers = min(num_cores(), config.cohort_size)
+    if workers is None:
+        long = _training_macs(federation, config.cohort_size) * rounds >= WORTH_WORKERS
+        workers = min(num_cores(), config.cohort_size) if long else 1
     if workers > 1 or engine.executor == "processes":
         return WorkerProcesses(federation, workers, trace, store)
     return InProcess(federation, trace, store)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -12,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from incofl.config import Config, Parts, find_parts
-from incofl.config.resolve import objects_of
+from incofl.config import Config, find_parts
+from incofl.config.resolve import Parts
 from incofl.data import Data, VirtualPartition, make_partition, natural_partition
 from incofl.engine.federation import ClientLevels, Federation
 from incofl.errors import ConfigError, RunError
@@ -28,7 +27,7 @@ from incofl.split import Kind, Levels, Splitter, num_depths
 def build_model(config: Config, parts: Parts | None = None) -> Model:
     """The server model, initialised from the seed. Needs no files: ``build`` puts pretrained weights into it."""
     parts = parts or find_parts(config)
-    m, source, data = config.model, parts.source, objects_of(config, "data")
+    m, source, data = config.model, parts.source, config.objects.get("data")
     assert m.width is not None  # resolved
     view = source.view(config.data.side)
     options = ModelOptions(
@@ -48,15 +47,14 @@ def build_model(config: Config, parts: Parts | None = None) -> Model:
     )
     extend = functools.partial(parts.method.extend, levels=5 if config.split.levels == "auto" else config.split.levels)
     seed = seed_of(config.seed, Purpose.MODEL)
-    return make_model(objects_of(config, "model") or m.name, options, seed=seed, extend=extend)
+    return make_model(config.objects.get("model") or m.name, options, seed=seed, extend=extend)
 
 
 def split_kind(config: Config, layout: Layout) -> Kind:
     """How the model is split; one that the table does not know, as its layout suggests."""
-    kind = config.split.kind
-    if kind == "auto":
-        return "layer" if len(layout.stages) == 1 else "stage"
-    return kind
+    if config.split.kind != "auto":
+        return config.split.kind
+    return "layer" if len(layout.stages) == 1 else "stage"
 
 
 def build_splitter(config: Config, model: Model, method: Method | None = None) -> Splitter:
@@ -79,7 +77,7 @@ def build_method(config: Config, parts: Parts | None = None) -> Method:
 
 def build_data(config: Config, parts: Parts | None = None) -> Data:
     """The data: an object, or a data set that is read from ``data.root``; limited by the config."""
-    source, given = (parts or find_parts(config)).source, objects_of(config, "data")
+    source, given = (parts or find_parts(config)).source, config.objects.get("data")
     if isinstance(given, Data):
         data = given
     else:
@@ -120,31 +118,47 @@ def client_levels(config: Config, num_levels: int) -> ClientLevels:
     """The level of each client: contiguous groups, the smallest first; equal unless ``split.counts`` says otherwise."""
     clients, counts = config.num_clients, config.split.counts
     if counts is None:
-        firsts = [-(-level * clients // num_levels) for level in range(num_levels + 1)]
-        return ClientLevels(tuple(after - first for first, after in itertools.pairwise(firsts)))
+        return ClientLevels(np.arange(clients) * num_levels // clients, num_levels)
     if len(counts) != num_levels:
         raise ConfigError(f"split.counts: got {len(counts)} numbers, expected {num_levels}, one per level")
-    return ClientLevels(counts)
+    return ClientLevels.grouped(counts)
 
 
-def check_device(name: str) -> None:
-    """Refuses a torch device that cannot compute here."""
+def check_machine(config: Config) -> None:
+    """Refuses a torch device that cannot compute here, and ``engine.compile`` where there is no C++ compiler."""
+    device, compilers = config.engine.device, [os.environ.get("CXX"), "g++", "clang++"]
     try:
-        float(torch.zeros((), device=name))
+        float(torch.zeros((), device=device))
     except (RuntimeError, AssertionError, ValueError) as problem:
         reason = str(problem).partition("\n")[0]
         raise ConfigError(
-            f"engine.device: got {name!r}, expected a device of this machine such as cpu ({reason})"
+            f"engine.device: got {device!r}, expected a device of this machine such as cpu ({reason})"
         ) from None
-
-
-def check_compiler(config: Config) -> None:
-    """Refuses ``engine.compile`` where torch.compile would fail because there is no C++ compiler."""
-    names = [os.environ.get("CXX"), "g++", "clang++"]
-    if config.engine.compile and not any(shutil.which(name) for name in names if name):
+    if config.engine.compile and not any(shutil.which(name) for name in compilers if name):
         raise ConfigError(
             "engine.compile: got true, expected a C++ compiler on this machine: install g++ or leave it out"
         )
+
+
+def outline(config: Config, parts: Parts | None = None) -> Federation:
+    """The federation of a config before it has data: enough to check it and to say what it costs. Reads no files."""
+    parts = parts or find_parts(config)
+    model, method = build_model(config, parts), build_method(config, parts)
+    splitter = build_splitter(config, model, method)
+    return Federation(
+        model=model,
+        splitter=splitter,
+        method=method,
+        data=Data((torch.empty(0), torch.empty(0))),
+        partition=(),
+        levels=client_levels(config, len(splitter.depths)),
+        task=parts.task,
+        local=config.local,
+        seed=config.seed,
+        device=config.engine.device,
+        compile=config.engine.compile,
+        measured=config.eval.measured,
+    )
 
 
 def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool = False) -> Federation:
@@ -153,34 +167,19 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
     A ``partition`` that was saved with an earlier part of the run is used as it is. For a run that has ``begun``,
     pretrained weights are not looked for: its checkpoint takes their place.
     """
-    check_device(config.engine.device)
-    check_compiler(config)
+    check_machine(config)
     parts = find_parts(config)
-    model = build_model(config, parts)
+    federation = outline(config, parts)
     if config.model.pretrained is not None and not begun:
-        model = with_pretrained(model, config.model.pretrained)
-    method = build_method(config, parts)
-    splitter = build_splitter(config, model, method)
-    levels = client_levels(config, len(splitter.depths))
-    if method.level == "largest-only" and not levels.counts[-1]:
-        raise ConfigError(f"method: {method.name} needs clients of the largest level, and no client can hold it")
+        federation = dataclasses.replace(federation, model=with_pretrained(federation.model, config.model.pretrained))
+    if federation.method.level == "largest-only" and not federation.levels.counts[-1]:
+        name = federation.method.name
+        raise ConfigError(f"method: {name} needs clients of the largest level, and no client can hold it")
     data = build_data(config, parts)
     last = int(torch.cat([torch.tensor([-1]), *(partition or [])]).max())
     if last >= len(data.train):
         raise RunError(f"partition.json: names example {last}, expected less than {len(data.train)}; delete the folder")
-    federation = Federation(
-        model=model,
-        splitter=splitter,
-        method=method,
-        data=data,
-        partition=build_partition(config, data) if partition is None else partition,
-        levels=levels,
-        task=parts.task,
-        local=config.local,
-        seed=config.seed,
-        device=config.engine.device,
-        compile=config.engine.compile,
-        measured=config.eval.measured,
-    )
+    partition = build_partition(config, data) if partition is None else partition
+    federation = dataclasses.replace(federation, data=data, partition=partition)
     federation.check()
     return federation

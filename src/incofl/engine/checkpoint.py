@@ -4,10 +4,10 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -18,6 +18,8 @@ from incofl.tensors import Tensors
 
 FORMAT = 1
 
+Memories = dict[int, tuple[int, int]]  # by client: level and round of the turn that it remembers
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -27,19 +29,15 @@ class Identity:
     data: str
 
 
-def save_checkpoint(
-    path: Path, server: Server, identity: Identity, memories: Mapping[int, tuple[int, int]] | None = None
-) -> None:
+def save_checkpoint(path: Path, server: Server, identity: Identity, memories: Memories | None = None) -> None:
     """Writes the server's state; a crash at any moment leaves the previous checkpoint or this one.
 
     ``memories`` are those of the clients that belong to it, as ``ClientStore.manifest`` names them.
     """
     tensors = {f"shared/{name}": value for name, value in server.shared.items()}
-    for level, private in server.private.items():
-        tensors |= {f"private/{level}/{name}": value for name, value in private.items()}
-    for kind, tables in (("extra", server.extra), ("states", server.states)):
-        for table, extra in tables.items():
-            tensors |= {f"{kind}/{table}/{name}": value for name, value in extra.items()}
+    for kind, tables in (("private", server.private), ("extra", server.extra), ("states", server.states)):
+        for table, values in tables.items():
+            tensors |= {f"{kind}/{table}/{name}": value for name, value in values.items()}
     header = {"format": FORMAT, "round": server.round, "config": identity.config, "data": identity.data}
     if memories:
         header["memories"] = sorted((client, *when) for client, when in memories.items())
@@ -62,7 +60,7 @@ class Checkpoint:
     """What a checkpoint holds: the server, and which memories of clients belong to it."""
 
     server: Server
-    memories: dict[int, tuple[int, int]]
+    memories: Memories
 
 
 def load_checkpoint(path: Path, start: Server, identity: Identity | None = None) -> Checkpoint:
@@ -84,22 +82,20 @@ def load_checkpoint(path: Path, start: Server, identity: Identity | None = None)
                 f"{path}: checkpoint of another {what} ({header.get(what)}, expected {expected}); choose another folder"
             )
     shared: Tensors = {}
-    private: dict[int, Tensors] = {}
-    kept: dict[str, dict[str, Tensors]] = {"extra": {}, "states": {}}
+    tables: dict[str, dict[Any, Tensors]] = {"private": {}, "extra": {}, "states": {}}
     for key, value in tensors.items():
-        place, _, name = key.partition("/")
-        if place == "shared":
+        kind, _, name = key.partition("/")
+        if kind == "shared":
             shared[name] = value
-            continue
-        table, _, name = name.partition("/")
-        if place == "private":
-            private.setdefault(int(table), {})[name] = value
         else:
-            kept[place].setdefault(table, {})[name] = value
+            table, _, name = name.partition("/")
+            tables[kind].setdefault(int(table) if kind == "private" else table, {})[name] = value
     if {name: tuple(value.shape) for name, value in shared.items()} != dict(start.layout.shapes):
         raise RunError(f"{path}: checkpoint of another model; choose another folder")
-    server = dataclasses.replace(start, shared=shared, private=private, round=header["round"])
-    server = dataclasses.replace(server, extra=kept["extra"], states=kept["states"])
+    private, extra, states = tables.values()
+    server = dataclasses.replace(
+        start, shared=shared, private=private, round=header["round"], extra=extra, states=states
+    )
     return Checkpoint(server, {client: (level, round) for client, level, round in header.get("memories", [])})
 
 

@@ -1,20 +1,23 @@
 """Where clients' turns are computed. An executor decides place and time, never the result."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from incofl.client import Upload
 from incofl.engine.federation import Federation, Job
 from incofl.engine.store import LIMIT, ClientStore
 from incofl.engine.trace import Trace
-from incofl.engine.worker import EVAL_CHUNK, EvalJob, MeasureJob, Worker
+from incofl.engine.worker import EVAL_CHUNK, AnyJob, EvalJob, MeasureJob, Worker
 from incofl.server import Server
 from incofl.task import Score
 from incofl.tensors import Tensors, clone
+
+J = TypeVar("J", bound=AnyJob)
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,12 @@ class Executor(Protocol):
         ...
 
 
-class InProcess:
-    """Computes one turn after the other in this process."""
+class Died(Exception):
+    """A job has no result because its workers are gone; the message says how."""
+
+
+class LocalExecutor(ABC):
+    """An executor that computes jobs on machines of its own; a subclass says where."""
 
     def __init__(self, federation: Federation, trace: Trace | None = None, store: ClientStore | None = None) -> None:
         self._federation = federation
@@ -57,58 +64,63 @@ class InProcess:
         self._trace = trace or Trace()
         self._store = store or make_store(federation)
 
-    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
-        """The uploads of the jobs, each computed when it is asked for."""
-        for job in jobs:
-            memory = self._store.get(job.client, self._federation.slice(job.level, job.round, job.client))
-            with self._trace.span(str(job), "worker 1"):
-                upload = self._worker.train(server, job, memory)
-            yield [upload]
+    @abstractmethod
+    def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
+        """The jobs in their order with what comes of each, or ``Died``; grouped as they become ready."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees processes and memory."""
+
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
+        for finished in self._compute(server, jobs):
+            yield [Lost(job.client, str(made)) if isinstance(made, Died) else made for job, made in finished]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
-        """The score of each level's sub-model on the test set."""
-        jobs = eval_jobs(self._federation, levels)
-        scores = []
-        for job in jobs:
-            with self._trace.span(str(job), "worker 1"):
-                scores.append(self._worker.evaluate(server, job))
-        return total_scores(levels, jobs, scores)
+        starts = range(0, len(self._federation.data.test), EVAL_CHUNK)
+        jobs = [EvalJob(level, start) for level in reversed(levels) for start in starts]  # the most expensive first
+        scores = list(self._all(server, jobs))
+        # Added up in the order of the jobs, whoever computed them.
+        return [reduce(add, [score for job, score in scores if job.level == level]) for level in levels]
 
     def measure(self, server: Server, levels: Sequence[int]) -> dict[int, Tensors]:
-        """Batch-norm statistics of each level's sub-model, in server coordinates."""
-        measured = {}
-        for level in levels:
-            with self._trace.span(str(MeasureJob(level)), "worker 1"):
-                measured[level] = self._worker.measure(server, MeasureJob(level))
-        return in_server_coordinates(self._federation, server, measured)
+        """Batch-norm statistics in server coordinates; where a level holds nothing, the server's values."""
+        full = {}
+        for job, measured in self._all(server, [MeasureJob(level) for level in reversed(levels)]):
+            state = server.state(job.level)
+            full[job.level] = clone({name: state[name] for name in measured})
+            self._federation.current_slice(job.level, server).write(measured, full[job.level])
+        return full
+
+    def _all(self, server: Server, jobs: Sequence[J]) -> Iterator[tuple[J, Any]]:
+        """Every job has a result: what kills workers is tried here last."""
+        for finished in self._compute(server, jobs):
+            for job, made in finished:
+                yield job, self._worker.do(server, job) if isinstance(made, Died) else made
+
+    def _recall(self, job: AnyJob) -> Tensors:
+        """What the client of a job remembers; empty if nothing."""
+        if not isinstance(job, Job):
+            return {}
+        return self._store.get(job.client, self._federation.slice(job.level, job.round, job.client))
+
+
+class InProcess(LocalExecutor):
+    """Computes one job after the other in this process, when its result is asked for."""
+
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
+        return ([made for _, made in finished] for finished in self._compute(server, jobs))
+
+    def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
+        for job in jobs:
+            with self._trace.span(str(job), "worker 1"):
+                made = self._worker.do(server, job, self._recall(job))
+            yield [(job, made)]
 
     def close(self) -> None:
-        """Nothing to free."""
+        """There is nothing to free."""
 
 
 def make_store(federation: Federation, folder: Path | None = None, limit: int = LIMIT) -> ClientStore:
     """A store for the memory of a federation's clients."""
     return ClientStore(federation.model.layout, federation.slice, folder, limit)
-
-
-def in_server_coordinates(federation: Federation, server: Server, parts: dict[int, Tensors]) -> dict[int, Tensors]:
-    """Entries of the levels' sub-models as the server has them; where a level holds nothing, the server's values."""
-    full: dict[int, Tensors] = {}
-    for level, part in parts.items():
-        slice_, state = federation.current_slice(level, server), server.state(level)
-        full[level] = clone({name: state[name] for name in part})
-        slice_.write(part, full[level])
-    return full
-
-
-def eval_jobs(federation: Federation, levels: Sequence[int]) -> list[EvalJob]:
-    """The evaluation of some levels in parts, the most expensive first."""
-    starts = range(0, len(federation.data.test), EVAL_CHUNK)
-    return [EvalJob(level, start) for level in reversed(levels) for start in starts]
-
-
-def total_scores(levels: Sequence[int], jobs: Sequence[EvalJob], scores: Sequence[Score]) -> list[Score]:
-    """The scores of whole levels, added up in the order of the jobs whoever computed them."""
-    return [
-        reduce(add, [score for job, score in zip(jobs, scores, strict=True) if job.level == level]) for level in levels
-    ]

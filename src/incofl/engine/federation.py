@@ -1,13 +1,13 @@
 """A federation: everything about a run that does not change from round to round."""
 
-import bisect
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from incofl.client import LocalSettings, Setting, Upload
@@ -33,91 +33,42 @@ class Job:
         return f"client {self.client}, level {self.level}"
 
 
-@dataclass(frozen=True)
 class ClientLevels:
-    """The level of each client, given as the number of clients of each level: the first clients are the smallest."""
+    """The level of each client, of so many levels."""
 
-    counts: tuple[int, ...]
+    def __init__(self, levels: ArrayLike, number: int) -> None:
+        self._levels = np.asarray(levels, dtype=np.int16)
+        self.counts: tuple[int, ...] = tuple(np.bincount(self._levels, minlength=number).tolist())
 
-    @cached_property
-    def _ends(self) -> list[int]:
-        return list(itertools.accumulate(self.counts))
-
-    def __len__(self) -> int:
-        return sum(self.counts)
-
-    def __getitem__(self, client: int) -> int:
-        if not 0 <= client < len(self):
-            raise IndexError(client)  # where loops end
-        return bisect.bisect_right(self._ends, client)
-
-
-@dataclass(frozen=True)
-class ListedLevels:
-    """The level of each client, one by one: for clients that say themselves what they can do."""
-
-    levels: tuple[int, ...]
-    number: int  # of levels
-
-    @cached_property
-    def counts(self) -> tuple[int, ...]:
-        """The number of clients of each level."""
-        return tuple(self.levels.count(level) for level in range(self.number))
+    @classmethod
+    def grouped(cls, counts: Sequence[int]) -> "ClientLevels":
+        """Levels of so many clients each: the first clients are the smallest."""
+        return cls(np.repeat(np.arange(len(counts)), counts), len(counts))
 
     def __len__(self) -> int:
-        return len(self.levels)
+        return len(self._levels)
 
     def __getitem__(self, client: int) -> int:
-        return self.levels[client]
-
-
-def clients_by_level(method: Method, levels: ClientLevels | ListedLevels) -> list[int]:
-    """Number of clients that train each level under a method."""
-    last = len(levels.counts) - 1
-    match method.level:
-        case "own":
-            return list(levels.counts)
-        case "smallest":
-            return [len(levels), *[0] * last]
-        case "largest":
-            return [*[0] * last, len(levels)]
-        case "largest-only":
-            return [*[0] * last, levels.counts[-1]]
+        return int(self._levels[client])
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Model, method, task, data and clients of a run.
+    """Model, method, task, data and clients of a run."""
 
-    Attributes:
-        model: the server model.
-        splitter: the part of it that each level holds.
-        method: how clients train and how the server aggregates.
-        data: training and test examples.
-        partition: for each client the indices of its training examples.
-        levels: for each client the level that its resources allow.
-        task: loss and metrics.
-        local: how clients train.
-        seed: seed of every random stream.
-        device: torch device on which clients compute.
-        compile: whether they train compiled models.
-        measured: number of training examples on which static batch-norm statistics are measured.
-        open: whether clients may still come to levels that have none: then all levels are in use.
-    """
-
-    model: Model
+    model: Model  # the server's
     splitter: Splitter
     method: Method
     data: Data
-    partition: Sequence[Tensor]
-    levels: ClientLevels | ListedLevels
+    partition: Sequence[Tensor]  # for each client the indices of its training examples
+    levels: ClientLevels  # that the clients' resources allow
     task: Task = CLASSIFICATION
     local: LocalSettings = field(default_factory=LocalSettings)
-    seed: int = 0
+    seed: int = 0  # of every random stream
     device: str = "cpu"
-    compile: bool = False
-    measured: int = 5000
-    open: bool = False
+    compile: bool = False  # whether clients train compiled models
+    measured: int = 5000  # number of training examples on which static batch-norm statistics are measured
+    open: bool = False  # whether clients may still come to levels that have none: then all levels are in use
 
     @cached_property
     def costs(self) -> list[Cost]:
@@ -140,7 +91,7 @@ class Federation:
         """For each level in use its slice in the first round and its number of clients."""
         return {level: (self.slice(level, 0), self.clients_by_level[level]) for level in self.levels_in_use}
 
-    def with_clients(self, levels: ClientLevels | ListedLevels, partition: Sequence[Tensor]) -> "Federation":
+    def with_clients(self, levels: ClientLevels, partition: Sequence[Tensor]) -> "Federation":
         """The same federation of other clients, without computing again what does not depend on them."""
         other = dataclasses.replace(self, levels=levels, partition=partition)
         other.__dict__.update({name: vars(self)[name] for name in ("costs", "_slices") if name in vars(self)})
@@ -183,7 +134,16 @@ class Federation:
     @cached_property
     def clients_by_level(self) -> list[int]:
         """Number of clients that train each level under this method."""
-        return clients_by_level(self.method, self.levels)
+        counts, nobody = self.levels.counts, [0] * (len(self.levels.counts) - 1)
+        match self.method.level:
+            case "own":
+                return list(counts)
+            case "smallest":
+                return [len(self.levels), *nobody]
+            case "largest":
+                return [*nobody, len(self.levels)]
+            case "largest-only":
+                return [*nobody, counts[-1]]
 
     def slice(self, level: int, round: int, client: int | None = None) -> Slice:
         """The slice of a client of a level in a round: the same object for all clients that hold the same.

@@ -1,41 +1,70 @@
-"""Workers outside of this process, wherever they are: who gets which turn, what is tried again, in which order it ends.
+"""Workers outside of this process, wherever they are: who gets which job, what is tried again, in which order it ends.
 
-The server's state is published once per round. A job is a short message; the upload comes back in one of a fixed number
-of slots and is handed on in the order of the schedule, so the sums of the server do not depend on who finishes first. A
-slot is free again when its upload has been consumed: memory is O(server model x workers), whatever the cohort. A worker
-that dies is replaced, its job is tried once more and then given up.
+The server's state is published once per round. The result of a job comes back in one of a fixed number of slots and is
+handed on in the order of the schedule, so the sums of the server do not depend on who finishes first. A slot is free
+again when its result has been consumed: memory is O(server model x workers), whatever the cohort. A worker that dies is
+replaced, its job is tried once more and then given up.
 """
 
 import contextlib
 import dataclasses
-import itertools
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+import torch
 
 from incofl.client import Upload
-from incofl.engine.executor import Lost, eval_jobs, in_server_coordinates, make_store, total_scores
+from incofl.engine.executor import Died, J, LocalExecutor
 from incofl.engine.federation import Federation, Job
-from incofl.engine.shared_tensors import TensorBytes
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
-from incofl.engine.worker import EvalJob, MeasureJob, Worker, one_thread
-from incofl.engine.worker_setup import AnyJob, Reply, Task, WorkerSetup
+from incofl.engine.worker import AnyJob, Worker, one_thread
 from incofl.server import Server
-from incofl.task import Score
+from incofl.split import Slice
 from incofl.tensors import Tensors, clone
 
 TRIES = 2  # a job whose worker died is tried once more
 
-# A reply, or the reason why there is none.
-Outcome = Reply | str
+
+@dataclass(frozen=True)
+class Task:
+    """A job in the hands of a worker: its place in the schedule, and the slot of its result."""
+
+    number: int
+    job: AnyJob
+    slot: int
 
 
-class Died(Exception):
-    """A worker is gone; the message says how."""
+@dataclass(frozen=True)
+class Reply:
+    """What comes of a job, and when it was computed by the worker's ``perf_counter``."""
+
+    made: Any
+    start: float
+    end: float
+
+
+class WorkerLoop:
+    """Does the jobs of a worker, from what ``Pool._prepare`` and ``Pool._publish`` were given."""
+
+    def __init__(self, setup: tuple[Federation, torch.dtype]) -> None:
+        self._federation, default = setup
+        torch.set_default_dtype(default)
+        self._worker = Worker(self._federation)
+
+    def do(self, job: AnyJob, published: tuple[Any, ...], memory: Tensors) -> Reply:
+        start, model = perf_counter(), self._federation.model
+        shared, *rest = published
+        server = Server(model.layout, model.initial | shared, *rest)
+        made = self._worker.do(server, job, clone(memory))  # a copy: its place is that of the result
+        if isinstance(made, Upload):  # the parent knows which slice and whose labels
+            made = dataclasses.replace(made, slice=Slice({}, {}), labels=None)
+        return Reply(made, start, perf_counter())
 
 
 @dataclass(kw_only=True)
@@ -49,29 +78,29 @@ class WorkerHandle:
 _Handle = TypeVar("_Handle", bound=WorkerHandle)
 
 
-class Pool(ABC, Generic[_Handle]):
+class Pool(LocalExecutor, Generic[_Handle]):
     """An executor of workers in other processes; a subclass says how they are started and reached."""
 
     kind: str  # what a worker is, for messages
-    _setup: WorkerSetup
-    _state: TensorBytes  # the server's state as it was published last
 
-    def __init__(self, federation: Federation, trace: Trace | None, store: ClientStore | None) -> None:
-        self._federation = federation
-        self._trace = trace or Trace()
-        self._store = store or make_store(federation)
-        self._private: dict[int, tuple[str, ...]] = {}
+    def __init__(self, federation: Federation, workers: int, trace: Trace | None, store: ClientStore | None) -> None:
+        super().__init__(federation, trace, store)
+        self._workers = workers
         self._pool: list[_Handle] = []
-        self._free_slots: deque[int] = deque()
-
-    def _open(self, workers: int) -> None:
-        """Starts the workers."""
-        self._free_slots.extend(range(num_slots(workers)))
-        self._pool = [self._start() for _ in range(workers)]
+        # Room for results that are being computed, and about as many again for those that wait for an earlier one.
+        self._free_slots = deque(range(2 * workers + 2))
 
     @abstractmethod
     def _start(self) -> _Handle:
         """A new worker."""
+
+    @abstractmethod
+    def _prepare(self, setup: tuple[Federation, torch.dtype]) -> None:
+        """Puts what a worker must know where all workers find it."""
+
+    @abstractmethod
+    def _publish(self, published: tuple[Any, ...]) -> None:
+        """Puts what changes from round to round where all workers find it."""
 
     @abstractmethod
     def _send(self, worker: _Handle, task: Task, memory: Tensors) -> None:
@@ -90,103 +119,43 @@ class Pool(ABC, Generic[_Handle]):
             RuntimeError: if the task itself failed, with its traceback.
         """
 
-    @abstractmethod
-    def _slot(self, task: Task) -> Upload:
-        """The tensors in a task's slot."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Ends the workers, whatever they are doing."""
-
-    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
-        """The uploads in the order of the jobs; other turns go on while some are being consumed."""
-        self._publish(server)
-        for finished in self._run(server.round, jobs):
-            yield [self._upload(task, outcome) for task, outcome in finished]
-
-    def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
-        """The score of each level, in parts spread over the workers."""
-        self._publish(server)
-        jobs = eval_jobs(self._federation, levels)
-        scores = []
-        for task, outcome in itertools.chain.from_iterable(self._run(server.round, jobs)):
-            assert isinstance(task.job, EvalJob)
-            score = None if isinstance(outcome, str) else outcome.score
-            # A level must have its score: what kills workers is tried here last.
-            scores.append(score or Worker(self._federation).evaluate(server, task.job))
-        return total_scores(levels, jobs, scores)
-
-    def measure(self, server: Server, levels: Sequence[int]) -> dict[int, Tensors]:
-        """Batch-norm statistics of each level, measured by the workers."""
-        self._publish(server)
-        measured = {}
-        jobs = [MeasureJob(level) for level in reversed(levels)]
-        for task, outcome in itertools.chain.from_iterable(self._run(server.round, jobs)):
-            assert isinstance(task.job, MeasureJob)
-            if isinstance(outcome, str):  # what kills workers is tried here last
-                measured[task.job.level] = Worker(self._federation).measure(server, task.job)
-            else:
-                measured[task.job.level] = clone(self._slot(task).buffers)
-        return in_server_coordinates(self._federation, server, measured)
-
-    def _publish(self, server: Server) -> None:
-        """Copies the server's state to where every worker sees it."""
-        for name, entry in self._setup.shared.items():
-            self._state.view(entry).copy_(server.shared[name])
-        for level, private in server.private.items():
-            for name, value in private.items():
-                self._state.view(self._setup.private[level][name]).copy_(value)
-        self._private = {level: tuple(private) for level, private in server.private.items()}
-        for table, entries in self._setup.extra.items():
-            for name, entry in entries.items():
-                self._state.view(entry).copy_(server.extra[table][name])
-
-    def _upload(self, task: Task, outcome: Outcome) -> Upload | Lost:
-        assert isinstance(task.job, Job)
-        if isinstance(outcome, str):
-            return Lost(task.job.client, outcome)
-        upload = dataclasses.replace(
-            self._slot(task), steps=outcome.steps, loss=outcome.loss, normaliser=outcome.normaliser
-        )
-        return self._federation.identified(upload, task.job)
-
-    def _run(self, round: int, jobs: Sequence[AnyJob]) -> Iterator[list[tuple[Task, Outcome]]]:
+    def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
         """Hands out the jobs in their order, longest first, and yields the outcomes in the same order."""
-        waiting = deque(range(len(jobs)))
-        tries = [0] * len(jobs)
-        done: dict[int, tuple[Task, Outcome]] = {}
+        frozen = server.layout.frozen
+        if not self._pool:
+            constant = {name: server.shared[name] for name in frozen}
+            model = dataclasses.replace(self._federation.model, initial=constant)
+            self._prepare((dataclasses.replace(self._federation, model=model), torch.get_default_dtype()))
+            self._pool = [self._start() for _ in range(self._workers)]
+        changing = {name: value for name, value in server.shared.items() if name not in frozen}
+        self._publish((changing, server.private, server.round, server.extra))
+        waiting, tries, done = deque(range(len(jobs))), [0] * len(jobs), dict[int, tuple[Task, Any]]()
         first = 0
         while first < len(jobs):
             while first not in done:
-                self._hand_out(waiting, jobs, tries, round)
+                self._hand_out(waiting, jobs, tries)
                 for worker in self._replied():
                     self._receive(worker, waiting, tries, done)
-            self._hand_out(waiting, jobs, tries, round)  # nobody should wait while these are being consumed
+            self._hand_out(waiting, jobs, tries)  # nobody should wait while these are being consumed
             finished = []
             while first in done:
                 finished.append(done.pop(first))
                 first += 1
             # The consumer leaves the cores to the workers, and has them all to itself after the last job.
             with one_thread() if any(worker.task for worker in self._pool) else contextlib.nullcontext():
-                yield finished
+                yield [(jobs[task.number], made) for task, made in finished]
             self._free_slots.extend(task.slot for task, _ in finished)
 
-    def _hand_out(self, waiting: deque[int], jobs: Sequence[AnyJob], tries: list[int], round: int) -> None:
+    def _hand_out(self, waiting: deque[int], jobs: Sequence[AnyJob], tries: list[int]) -> None:
         for worker in self._pool:
             if worker.ready and worker.task is None and waiting and self._free_slots:
                 number = waiting.popleft()
-                job, slot = jobs[number], self._free_slots.popleft()
-                memory = self._recall(job) if isinstance(job, Job) else {}
-                worker.task = Task(number, job, slot, round, self._private, remembers=bool(memory))
+                worker.task = Task(number, jobs[number], self._free_slots.popleft())
                 tries[number] += 1
-                self._send(worker, worker.task, memory)
-
-    def _recall(self, job: Job) -> Tensors:
-        """What the client of a job remembers; empty if nothing."""
-        return self._store.get(job.client, self._federation.slice(job.level, job.round, job.client))
+                self._send(worker, worker.task, self._recall(jobs[number]))
 
     def _receive(
-        self, worker: _Handle, waiting: deque[int], tries: list[int], done: dict[int, tuple[Task, Outcome]]
+        self, worker: _Handle, waiting: deque[int], tries: list[int], done: dict[int, tuple[Task, Any]]
     ) -> None:
         task, worker.task = worker.task, None
         assert task is not None
@@ -199,17 +168,13 @@ class Pool(ABC, Generic[_Handle]):
                 waiting.appendleft(task.number)
                 self._free_slots.appendleft(task.slot)
             else:
-                done[task.number] = task, f"its {self.kind} died {TRIES} times ({death}); out of memory?"
+                done[task.number] = task, Died(f"its {self.kind} died {TRIES} times ({death}); out of memory?")
         else:
-            done[task.number] = task, reply
+            made = self._federation.identified(reply.made, task.job) if isinstance(task.job, Job) else reply.made
+            done[task.number] = task, made
             self._trace.add(str(task.job), f"worker {number + 1}", reply.start, reply.end)
 
 
 def num_cores() -> int:
     """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def num_slots(workers: int) -> int:
-    """Room for uploads that are being computed, and about as many again for those that wait for an earlier one."""
-    return 2 * workers + 2

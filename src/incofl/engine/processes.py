@@ -5,30 +5,30 @@ Workers are fresh interpreters, neither forks nor imports of the main script: a 
 """
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
+import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
 
-import cloudpickle
+import torch
 
-from incofl.client import Upload
+from incofl.engine.executor import Died
 from incofl.engine.federation import Federation
-from incofl.engine.memory import worker_environment
-from incofl.engine.pool import Died, Pool, WorkerHandle, num_slots
-from incofl.engine.shared_tensors import SharedTensors
+from incofl.engine.memory import keep_freed_memory, worker_environment
+from incofl.engine.parcel import SharedBytes
+from incofl.engine.pool import Pool, Reply, Task, WorkerHandle, WorkerLoop
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
-from incofl.engine.worker_setup import Reply, Task, constant_tensors, make_setup
 from incofl.tensors import Tensors
 
 
 @dataclass(kw_only=True)
 class _Process(WorkerHandle):
-    """A worker process."""
-
     process: subprocess.Popen[bytes]
     connection: Connection
 
@@ -41,14 +41,9 @@ class WorkerProcesses(Pool[_Process]):
     def __init__(
         self, federation: Federation, workers: int, trace: Trace | None = None, store: ClientStore | None = None
     ) -> None:
-        super().__init__(federation, trace, store)
-        self._setup, sizes = make_setup(federation, num_slots(workers))
-        self._constant, state, self._uploads = (SharedTensors(size) for size in sizes)
-        self._state, self._state_fd = state, state.fd
-        for name, tensor in constant_tensors(federation).items():
-            self._constant.view(self._setup.constant[name]).copy_(tensor)
-        self._pickled = cloudpickle.dumps(self._setup)
-        self._open(workers)
+        super().__init__(federation, workers, trace, store)
+        self._constant, self._state = SharedBytes(), SharedBytes()
+        self._slots = [SharedBytes() for _ in self._free_slots]
 
     def close(self) -> None:
         """Ends the workers, whatever they are doing."""
@@ -58,14 +53,16 @@ class WorkerProcesses(Pool[_Process]):
             worker.process.wait()
         self._pool = []
 
-    def _slot(self, task: Task) -> Upload:
-        return self._setup.slots[task.slot][task.job.level].views(self._uploads)
+    def _prepare(self, setup: tuple[Federation, torch.dtype]) -> None:
+        self._setup = self._constant.put(setup)
+
+    def _publish(self, published: tuple[Any, ...]) -> None:
+        self._published = self._state.put(published)
 
     def _send(self, worker: _Process, task: Task, memory: Tensors) -> None:
-        for name, tensor in self._slot(task).memory.items() if memory else ():
-            tensor.copy_(memory[name])
+        remembered = self._slots[task.slot].put(memory)
         with contextlib.suppress(OSError):  # it has died: its closed connection is noticed in _collect
-            worker.connection.send(task)
+            worker.connection.send((task, self._published, remembered))
 
     def _replied(self) -> list[_Process]:
         busy = [worker for worker in self._pool if worker.task is not None]
@@ -80,15 +77,43 @@ class WorkerProcesses(Pool[_Process]):
             raise Died(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}") from None
         if isinstance(reply, Exception):
             raise reply
-        return reply
+        return dataclasses.replace(reply, made=self._slots[task.slot].get(reply.made))
 
     def _start(self) -> _Process:
         ours, theirs = Pipe()
-        fds = [theirs.fileno(), self._constant.fd, self._state_fd, self._uploads.fd]
-        command = [sys.executable, "-c", "from incofl.engine.process_main import main; main()", *map(str, fds)]
+        fds = [theirs.fileno(), *(memory.fd for memory in (self._constant, self._state, *self._slots))]
+        command = [sys.executable, "-c", "from incofl.engine.processes import main; main()", *map(str, fds)]
         environment = worker_environment() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(command, pass_fds=fds, env=environment, stdin=subprocess.DEVNULL)
         theirs.close()
         with contextlib.suppress(OSError):  # it has died at once: noticed in _collect
-            ours.send_bytes(self._pickled)
+            ours.send(self._setup)
         return _Process(process=process, connection=ours)
+
+
+def main() -> None:
+    """A worker process: serves the parent whose pipe and shared memory the arguments name, until it closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    pipe, *memory = (int(argument) for argument in sys.argv[1:])
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
+        _serve(Connection(pipe), *(SharedBytes(fd) for fd in memory))
+
+
+def _serve(connection: Connection, constant: SharedBytes, state: SharedBytes, *slots: SharedBytes) -> None:
+    setup = connection.recv()
+    try:
+        loop = WorkerLoop(constant.get(setup))
+    except Exception:
+        connection.send(RuntimeError(f"in a worker process, at its start:\n{traceback.format_exc()}"))
+        return
+    while True:
+        task, published, memory = connection.recv()
+        slot: SharedBytes = slots[task.slot]
+        try:
+            reply = loop.do(task.job, state.get(published), slot.get(memory))
+            message: Reply | Exception = dataclasses.replace(reply, made=slot.put(reply.made))
+        except Exception:
+            message = RuntimeError(f"in a worker process, {task.job}:\n{traceback.format_exc()}")
+        connection.send(message)

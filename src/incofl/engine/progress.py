@@ -4,6 +4,7 @@ import sys
 from typing import Protocol
 
 from incofl.config import Config
+from incofl.engine.build import split_kind
 from incofl.engine.federation import Federation
 from incofl.engine.run_folder import Row
 
@@ -27,32 +28,40 @@ class Progress(Protocol):
 class Silent:
     """Ignores all events."""
 
-    def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
-        """Ignored."""
+    def started(self, config: Config, federation: Federation, rows: list[Row]) -> None: ...
 
-    def uploaded(self, client: int) -> None:
-        """Ignored."""
+    def uploaded(self, client: int) -> None: ...
 
-    def finished_round(self, row: Row) -> None:
-        """Ignored."""
+    def finished_round(self, row: Row) -> None: ...
 
 
 class Lines(Silent):
-    """Prints a line for every round on standard error: the default in scripts and notebooks."""
+    """Prints what is run and a line for every round, in scripts and notebooks on standard error."""
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+        print(line, file=sys.stderr, flush=True)
 
     def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
-        """Remembers what the lines need."""
         self._rounds, self._metric = config.rounds, federation.task.first
-        done = f", {len(rows)} of them finished earlier" if rows else ""
-        print(f"incofl: {federation.method.name}, {config.rounds} rounds{done}", file=sys.stderr)
+        kind, whole = split_kind(config, federation.model.layout), federation.model.layout.kept_whole
+        self.say(
+            f"{config.method} on {config.data.name}: {config.model.name} at width {config.model.width:g}, "
+            f"{kind} splitting into {len(federation.splitter.depths)} levels, "
+            f"{config.data.clients} clients, {config.cohort_size} a round, {config.rounds} rounds, seed {config.seed}"
+        )
+        if rows:
+            self.say(f"resumed after round {len(rows)}")
+        if kind == "hetero" and whole:
+            self.say(f"{len(whole)} axes are held whole by every level; incofl plan says which and why")
 
     def finished_round(self, row: Row) -> None:
-        """Prints the round's loss, metric and time."""
-        loss = "" if row["loss"] is None else f"  loss {row['loss']:.4g}"
-        metric = "" if row["accuracy"] is None else f"  {self._metric} {row['accuracy']:.4g}"
-        rejected = f"  {len(row['rejected'])} rejected" if row["rejected"] else ""
-        print(
-            f"round {row['round']}/{self._rounds}{loss}{metric}{rejected}  {row['seconds']:.1f} s",
-            file=sys.stderr,
-            flush=True,
-        )
+        count = f"{row['round']:>{len(str(self._rounds))}}/{self._rounds}"
+        self.say(f"round {count}  {self.note(row)}  {row['seconds']:.1f} s")
+        for refusal in row["rejected"]:
+            self.say(f"  rejected: {refusal['reason']}")
+
+    def note(self, row: Row) -> str:
+        """Returns the metric and the loss of a round."""
+        loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
+        return loss if row["accuracy"] is None else f"{self._metric} {row['accuracy']:.3f}  {loss}"

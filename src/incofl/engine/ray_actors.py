@@ -1,8 +1,8 @@
 """Workers as Ray actors, on this machine or on a cluster: weights and uploads go through Ray's object store.
 
-What never changes (plan, data set) is put into the store once, the server's state once per round; the actors of a node
-read them in its shared memory, without a copy. An upload is one object, which the server reads in the same way. See
-docs/cluster.md for how to use it.
+What never changes (federation, data set) is put into the store once, the server's state once per round; the actors of a
+node read them in its shared memory, without a copy. An upload is one object, which the server reads in the same way.
+See docs/cluster.md for how to use it.
 """
 
 import contextlib
@@ -14,25 +14,22 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from incofl.client import Upload
+from incofl.engine.executor import Died
 from incofl.engine.federation import Federation
 from incofl.engine.memory import keep_freed_memory
-from incofl.engine.pool import Died, Pool, WorkerHandle
+from incofl.engine.parcel import Parcel, TensorBytes
+from incofl.engine.pool import Pool, Reply, Task, WorkerHandle, WorkerLoop
 from incofl.engine.ray_cluster import Connection
-from incofl.engine.shared_tensors import TensorBytes
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
-from incofl.engine.worker_setup import Reply, Task, WorkerLoop, WorkerSetup, constant_tensors, make_setup
 from incofl.errors import RunError
-from incofl.server import Server
 from incofl.tensors import Tensors
 
-Bytes = npt.NDArray[np.uint8]
+Stored = tuple[Parcel, npt.NDArray[np.uint8]]  # an object as Ray's store holds it
 
 PATIENCE = 120  # seconds that a run without a single living actor waits for one
 STARTS = 3  # so many actors may die in a row before they have started
@@ -41,28 +38,23 @@ STARTS = 3  # so many actors may die in a row before they have started
 class Actor:
     """A worker, in a process of Ray's."""
 
-    def start(self, pickled: bytes, data: Bytes, num_bytes: int) -> str:
-        """Takes what never changes, and room for an upload; returns what went wrong."""
+    def start(self, setup: Stored) -> str:
+        """Takes what never changes; returns what went wrong."""
         torch.set_num_threads(1)
         keep_freed_memory()
         try:
-            self._setup: WorkerSetup = cloudpickle.loads(pickled)
-            self._loop = WorkerLoop(self._setup, _tensors(data))
+            self._loop = WorkerLoop(_unpacked(setup))
         except Exception:
             return traceback.format_exc()
-        self._uploads = TensorBytes(torch.empty(num_bytes, dtype=torch.uint8))
         return ""
 
-    def do(self, task: Task, state: Bytes, memory: Bytes | None) -> tuple[Reply | str, Bytes | None]:
-        """Does a task: the reply, or what went wrong, and the slot as far as it is used."""
-        slot = self._setup.slots[0][task.job.level]
-        if memory is not None:
-            self._uploads.bytes[slot.memory_range].copy_(_tensors(memory).bytes)
+    def do(self, task: Task, published: Stored, memory: Stored) -> tuple[Reply | str, Stored | None]:
+        """Does a task: the reply and what was made, or what went wrong."""
         try:
-            reply = self._loop.do(dataclasses.replace(task, slot=0), _tensors(state), self._uploads)
+            reply = self._loop.do(task.job, _unpacked(published), _unpacked(memory))
         except Exception:
             return traceback.format_exc(), None
-        return reply, None if reply.score else self._uploads.bytes[: slot.end].numpy()
+        return dataclasses.replace(reply, made=None), _packed(reply.made)
 
 
 @dataclass(kw_only=True)
@@ -89,58 +81,34 @@ class RayActors(Pool[_ActorHandle]):
     ) -> None:
         """Actors on the cluster at an ``address``; left out: on one that is started here and ends with the executor.
 
-        Args:
-            federation: whose turns they compute.
-            workers: how many; left out, one for each of the cluster's cores, but not more than ``most``.
-            address: as ``ray.init`` takes it.
-            trace: told what they do.
-            store: what clients remember.
-            most: see ``workers``.
+        There are ``workers`` of them; left out, one for each of the cluster's cores, but not more than ``most``.
         """
-        super().__init__(federation, trace, store)
-        self._setup, (constant_size, state_size, self._num_bytes) = make_setup(federation, num_slots=1)
-        self._uploads: dict[int, Bytes] = {}  # by slot, until they are consumed
-        self._failures = 0
         self._cluster = Connection(address, workers)
-        try:
-            self._ray = self._cluster.ray
-            self._remote = self._ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(Actor)
-            constant = TensorBytes(torch.empty(constant_size, dtype=torch.uint8))
-            for name, tensor in constant_tensors(federation).items():
-                constant.view(self._setup.constant[name]).copy_(tensor)
-            self._constant = [self._ray.put(cloudpickle.dumps(self._setup)), self._ray.put(constant.bytes.numpy())]
-            self._state = TensorBytes(torch.empty(state_size, dtype=torch.uint8))
-            self._published: Any = None
-            self._open(workers or min(self._cluster.cores, most or self._cluster.cores))
-        except BaseException:
-            self.close()
-            raise
+        self._ray, self._failures = self._cluster.ray, 0
+        self._remote = self._ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(Actor)
+        cores = self._cluster.cores
+        super().__init__(federation, workers or min(cores, most or cores), trace, store)
 
     def close(self) -> None:
         """Ends the actors, whatever they are doing, and the connection if it was made here."""
         for worker in self._pool:
             with contextlib.suppress(Exception):  # the cluster may be gone
                 self._ray.kill(worker.actor)
-        self._pool, self._uploads, self._published, self._constant = [], {}, None, []
+        self._pool, self._constant, self._state = [], None, None
         self._cluster.close()
 
-    def _publish(self, server: Server) -> None:
-        super()._publish(server)
-        self._published = self._ray.put(self._state.bytes.numpy())
+    def _prepare(self, setup: tuple[Federation, torch.dtype]) -> None:
+        self._constant = self._ray.put(_packed(setup))
+
+    def _publish(self, published: tuple[Any, ...]) -> None:
+        self._state = self._ray.put(_packed(published))
 
     def _start(self) -> _ActorHandle:
         actor = self._remote.remote()
-        return _ActorHandle(actor=actor, result=actor.start.remote(*self._constant, self._num_bytes), ready=False)
+        return _ActorHandle(actor=actor, result=actor.start.remote(self._constant), ready=False)
 
     def _send(self, worker: _ActorHandle, task: Task, memory: Tensors) -> None:
-        remembered = None
-        if memory:
-            slot = self._setup.slots[0][task.job.level]
-            block = TensorBytes(torch.empty(slot.end, dtype=torch.uint8))
-            for name, tensor in block.views(slot.memory).items():
-                tensor.copy_(memory[name])
-            remembered = block.bytes[slot.memory_range].numpy()
-        worker.result = worker.actor.do.remote(task, self._published, remembered)
+        worker.result = worker.actor.do.remote(task, self._state, _packed(memory))
 
     def _replied(self) -> list[_ActorHandle]:
         pending = {worker.result: worker for worker in self._pool if worker.task or not worker.ready}
@@ -175,7 +143,7 @@ class RayActors(Pool[_ActorHandle]):
     def _collect(self, worker: _ActorHandle, task: Task) -> Reply:
         result, worker.result = worker.result, None
         try:
-            reply, upload = self._ray.get(result)
+            reply, made = self._ray.get(result)
         except self._ray.exceptions.RayTaskError:
             raise
         except self._ray.exceptions.RayError as error:  # the actor, its node, or what it had finished is gone
@@ -184,21 +152,20 @@ class RayActors(Pool[_ActorHandle]):
             raise Died(_how(error)) from None
         if isinstance(reply, str):
             raise RuntimeError(f"in a Ray actor, {task.job}:\n{reply}")
-        if upload is not None:
-            self._uploads[task.slot] = upload
-        # The clocks of other machines are not ours.
-        now = perf_counter()
-        return Reply(reply.steps, reply.loss, reply.normaliser, reply.score, now - (reply.end - reply.start), now)
-
-    def _slot(self, task: Task) -> Upload:
-        return self._setup.slots[0][task.job.level].views(_tensors(self._uploads.pop(task.slot)))
+        now = perf_counter()  # the clocks of other machines are not ours
+        return Reply(_unpacked(made), now - (reply.end - reply.start), now)
 
 
-def _tensors(data: Bytes) -> TensorBytes:
-    """Bytes of the object store as tensors: only to be read."""
+def _packed(value: object) -> Stored:
+    memory = TensorBytes()
+    return memory.put(value), memory.bytes.numpy()
+
+
+def _unpacked(stored: Stored) -> Any:
+    """The object; its tensors are only to be read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch has no tensors that cannot be written
-        return TensorBytes(torch.from_numpy(data))
+        return TensorBytes(torch.from_numpy(stored[1])).get(stored[0])
 
 
 def _how(error: Exception) -> str:

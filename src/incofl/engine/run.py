@@ -17,7 +17,7 @@ from incofl.data import Data, as_examples
 from incofl.engine.backend import Backend, LocalBackend
 from incofl.engine.checkpoint import Identity, checkpoint_round, load_checkpoint, save_checkpoint, write_json
 from incofl.engine.executor import Executor
-from incofl.engine.load import trained_module
+from incofl.engine.load import level_number, trained_module
 from incofl.engine.memory import keep_freed_memory
 from incofl.engine.progress import Lines, Progress, Silent
 from incofl.engine.round import RoundStats, run_round
@@ -34,29 +34,15 @@ AnyConfig = Config | Mapping[str, Any] | str | Path | None
 AnyModel = Any  # a factory, an nn.Module, a pair of module and Layout, or a name
 
 
-class Result(Mapping[str, Any]):
-    """The result of a run: a mapping with the keys of ``summary.json``.
+class Result(dict[str, Any]):
+    """The result of a run: the keys and values of ``summary.json``.
 
-    Attributes:
-        history: the rows of ``metrics.jsonl``, one for each round.
-        folder: the run folder.
+    ``history`` has the rows of ``metrics.jsonl``, one for each round, and ``folder`` is the run folder.
     """
 
-    def __init__(self, summary: Mapping[str, Any], history: list[Row], folder: Path, run: "Run") -> None:
-        self._summary, self._run = dict(summary), run
-        self.history, self.folder = history, folder
-
-    def __getitem__(self, key: str) -> Any:
-        return self._summary[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._summary)
-
-    def __len__(self) -> int:
-        return len(self._summary)
-
-    def __repr__(self) -> str:
-        return f"Result({self._summary})"
+    def __init__(self, summary: Mapping[str, Any], run: "Run") -> None:
+        super().__init__(summary)
+        self.history, self.folder, self._run = run.rows, run.folder.path, run
 
     def model(self, level: int = -1) -> nn.Module:
         """The trained module of a level, ready for evaluation; -1 is the largest."""
@@ -186,8 +172,8 @@ class Run:
         """Writes the summary; an interruption may have come between a record and its checkpoint, or right after."""
         self.rows = self.folder.keep_rows(checkpoint_round(self.folder.checkpoint))
         status = "done" if len(self.rows) == self.config.rounds else "interrupted"
-        levels = self.federation.levels_in_use
-        self._summary = summarise(self.rows, self.config, self.federation.task, levels, status)
+        task, levels = self.federation.task, self.federation.levels_in_use
+        self._summary = summarise(self.rows, self.config.method, self.config.seed, task, levels, status)
         write_json(self.folder.summary, self._summary)
         if self._trace.on:
             self._trace.save(self.folder.trace)
@@ -229,7 +215,6 @@ class Run:
         row |= self._backend.observed() | {"seconds": round(time.perf_counter() - start, 3)}
         with trace.span("records, checkpoint"):
             self.folder.append(row)
-            store.save()
             if config.record.keeps(server.round):
                 save_checkpoint(self.folder.snapshot(server.round), server, self._identity)
             save_checkpoint(self.folder.checkpoint, server, self._identity, store.manifest)
@@ -271,10 +256,9 @@ class Run:
         """All metrics of a level's sub-model on the test set, or on other data in a form that ``Data`` takes."""
         federation = self.federation
         examples = federation.data.test if data is None else as_examples(data, "data")
-        level %= len(federation.splitter.depths)
-        round = max(self.server.round - 1, 0)
+        level = level_number(level, federation.splitter)
         state = federation.current_slice(level, self.server).look(self.server.state(level))
-        return federation.task.values(Worker(federation).score(level, round, state, examples))
+        return federation.task.values(Worker(federation).score(level, max(self.server.round - 1, 0), state, examples))
 
     def model(self, level: int = -1) -> nn.Module:
         """The module of a level as it is now, ready for evaluation; -1 is the largest."""
@@ -282,7 +266,7 @@ class Run:
 
     def result(self) -> Result:
         """The result so far; complete when the run is closed."""
-        return Result(self._summary, self.rows, self.folder.path, self)
+        return Result(self._summary, self)
 
 
 def _as_config(config: AnyConfig, **objects: Any) -> Config:

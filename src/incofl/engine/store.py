@@ -1,4 +1,4 @@
-"""What clients remember between their turns: the most recent in memory, all of it on disk when a round is saved.
+"""What clients remember between their turns: all of it on disk, the most recent in memory too.
 
 Crash-safe together with the checkpoint: a memory is written under the number of the round that made it, before the
 checkpoint of that round, and the one it replaces is deleted after it. Whenever a run is interrupted, the memories that
@@ -32,14 +32,13 @@ class ClientStore:
     def __init__(
         self, layout: Layout, slice_of: Callable[[int, int, int], Slice], folder: Path | None = None, limit: int = LIMIT
     ) -> None:
-        """A store that keeps ``limit`` bytes in memory and the rest in a ``folder``; without one, all in memory.
+        """A store in a ``folder`` that keeps ``limit`` bytes in memory; without a folder, all in memory.
 
         ``slice_of(level, round, client)`` says in which coordinates a memory is.
         """
         self._layout, self._slice_of, self._folder, self._limit = layout, slice_of, folder, limit
         self._recent: OrderedDict[int, Tensors] = OrderedDict()
         self._bytes = 0
-        self._unsaved: set[int] = set()
         self._replaced: list[Path] = []
         self.manifest: Manifest = {}
 
@@ -50,23 +49,22 @@ class ClientStore:
         """
         if client not in self.manifest:
             return {}
-        level, round = self.manifest[client]
-        memory, held = self._load(client), self._slice_of(level, round, client)
-        if all(_same(slice_.index.get(name), held.index[name]) for name in memory):
+        memory, held = self._load(client), self._slice_of(*self.manifest[client], client)
+        if held is slice_:
             return memory
         full = {name: torch.zeros(self._layout.shapes[name], dtype=value.dtype) for name, value in memory.items()}
-        held.put(memory, full)
+        held.write(memory, full)
         return slice_.take(full)
 
     def put(self, client: int, level: int, round: int, memory: Mapping[str, torch.Tensor]) -> None:
         """Replaces what a client remembers, by what it made of a turn."""
-        if self._folder is not None and client in self.manifest and client not in self._unsaved:
-            self._replaced.append(self._path(client))
-        self._forget(client)
-        self.manifest[client] = level, round
+        before, self.manifest[client] = self.manifest.get(client), (level, round)
+        if self._folder is not None:
+            with atomic_write(self._path(client)) as file:
+                file.write(save({name: value.contiguous() for name, value in memory.items()}))
+            if before is not None and before[1] != round:
+                self._replaced.append(self._path(client, before[1]))
         self._remember(client, clone(memory))
-        self._unsaved.add(client)
-        self._evict()
 
     def keeper(self, round: int) -> Callable[[Upload], None]:
         """A function that keeps what the client of an accepted upload remembers."""
@@ -77,12 +75,6 @@ class ClientStore:
 
         return keep
 
-    def save(self) -> None:
-        """Writes what is not on disk yet: call it before the checkpoint is written."""
-        if self._folder is not None:
-            for client in sorted(self._unsaved):
-                self._write(client)
-
     def saved(self) -> None:
         """Deletes what is replaced for good: call it when the checkpoint is on disk."""
         for path in self._replaced:
@@ -92,65 +84,37 @@ class ClientStore:
     def restore(self, manifest: Manifest) -> None:
         """Goes back to the memories that a checkpoint names; refuses at once if one is missing."""
         assert self._folder is not None
-        self.manifest = dict(manifest)
+        self.manifest, self._replaced = dict(manifest), []
+        self._recent.clear()
+        self._bytes = 0
         expected = {self._path(client) for client in manifest}
         if missing := sorted(path for path in expected if not path.exists()):
             raise RunError(
                 f"{missing[0]}: the memory of a client is missing ({len(missing)} in all); the run cannot be "
                 "continued without it: restore the file, or start again in another folder"
             )
-        if self._folder.is_dir():
-            for path in self._folder.iterdir():
-                if path not in expected:
-                    path.unlink()
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if path not in expected:
+                path.unlink()
 
     def _load(self, client: int) -> Tensors:
-        if client in self._recent:
-            self._recent.move_to_end(client)
-            return self._recent[client]
-        path = self._path(client)
-        try:
-            memory: Tensors = load_file(path)
-        except (OSError, SafetensorError) as problem:
-            raise RunError(f"{path}: the memory of client {client} cannot be read ({problem})") from None
-        self._remember(client, memory)
-        self._evict()
-        return memory
+        if client not in self._recent:
+            path = self._path(client)
+            try:
+                self._remember(client, load_file(path))
+            except (OSError, SafetensorError) as problem:
+                raise RunError(f"{path}: the memory of client {client} cannot be read ({problem})") from None
+        self._recent.move_to_end(client)
+        return self._recent[client]
 
     def _remember(self, client: int, memory: Tensors) -> None:
+        self._bytes += num_bytes(memory) - num_bytes(self._recent.pop(client, {}))
         self._recent[client] = memory
-        self._bytes += num_bytes(memory)
-
-    def _forget(self, client: int) -> None:
-        if client in self._recent:
-            self._bytes -= num_bytes(self._recent.pop(client))
-
-    def _evict(self) -> None:
         while self._folder is not None and self._bytes > self._limit and len(self._recent) > 1:
-            oldest = next(iter(self._recent))
-            if oldest in self._unsaved:
-                self._write(oldest)
-            self._forget(oldest)
+            self._bytes -= num_bytes(self._recent.popitem(last=False)[1])
 
-    def _write(self, client: int) -> None:
-        memory = {name: value.contiguous() for name, value in self._recent[client].items()}
-        with atomic_write(self._path(client)) as file:
-            file.write(save(memory))
-        self._unsaved.discard(client)
-
-    def _path(self, client: int) -> Path:
+    def _path(self, client: int, round: int | None = None) -> Path:
         assert self._folder is not None
-        return self._folder / f"client-{client}-round-{self.manifest[client][1]}.safetensors"
-
-
-def _same(a: tuple[slice | torch.Tensor, ...] | None, b: tuple[slice | torch.Tensor, ...]) -> bool:
-    """Whether two index maps choose the same positions."""
-    if a is None or len(a) != len(b):
-        return False
-    for x, y in zip(a, b, strict=True):
-        if isinstance(x, slice) or isinstance(y, slice):
-            if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) or x != y:
-                return False
-        elif not torch.equal(x, y):
-            return False
-    return True
+        return (
+            self._folder / f"client-{client}-round-{self.manifest[client][1] if round is None else round}.safetensors"
+        )

@@ -11,9 +11,8 @@ from incofl.errors import ConfigError
 def check_tensorboard() -> None:
     """Refuses to start what could not be written."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError(
-            "record.tensorboard: got true, expected the package tensorboard; pip install 'incofl[tensorboard]'"
-        )
+        want = "expected the package tensorboard; pip install 'incofl[tensorboard]'"
+        raise ConfigError(f"record.tensorboard: got true, {want}")
 
 
 class TensorBoard:
@@ -35,14 +34,12 @@ class TensorBoard:
             self.add(row)
 
     def add(self, row: Row) -> None:
-        """A finished round."""
         if self._writer is not None:
             for tag, value in scalars(row, self._levels):
                 self._writer.add_scalar(tag, value, row["round"])
             self._writer.flush()
 
     def close(self) -> None:
-        """Ends the file."""
         if self._writer is not None:
             self._writer.close()
 

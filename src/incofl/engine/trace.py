@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 SERVER = "server"
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Something that a process did. Times are of ``perf_counter``, which the processes of a machine share."""
 
     what: str
@@ -46,19 +46,11 @@ class Trace:
         """Writes all spans; times are in microseconds since the first."""
         zero = min((span.start for span in self.spans), default=0.0)
         tracks = {who: number for number, who in enumerate(sorted({span.who for span in self.spans}))}
-        names = [
+        events: list[dict[str, object]] = [
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": who}}
             for who, number in tracks.items()
         ]
-        spans = [
-            {
-                "ph": "X",
-                "name": span.what,
-                "pid": 0,
-                "tid": tracks[span.who],
-                "ts": round(1e6 * (span.start - zero), 1),
-                "dur": round(1e6 * (span.end - span.start), 1),
-            }
-            for span in self.spans
-        ]
-        path.write_text(json.dumps({"traceEvents": [*names, *spans]}) + "\n")
+        for what, who, start, end in self.spans:
+            times = {"ts": round(1e6 * (start - zero), 1), "dur": round(1e6 * (end - start), 1)}
+            events.append({"ph": "X", "name": what, "pid": 0, "tid": tracks[who], **times})
+        path.write_text(json.dumps({"traceEvents": events}) + "\n")

@@ -48,6 +48,9 @@ class MeasureJob:
         return f"statistics, level {self.level}"
 
 
+AnyJob = Job | EvalJob | MeasureJob
+
+
 class Worker:
     """Computes turns. Sub-models are built once per level and used again."""
 
@@ -56,16 +59,24 @@ class Worker:
         self._modules: dict[int, nn.Module] = {}
         self._layouts: dict[nn.Module, torch.memory_format] = {}
 
-    def train(self, server: Server, job: Job, memory: Tensors | None = None, into: Upload | None = None) -> Upload:
-        """One client's turn: cuts its slice out of the server, trains, and writes the result ``into`` tensors."""
+    def do(self, server: Server, job: AnyJob, memory: Tensors | None = None) -> Upload | Score | Tensors:
+        """Does a job: a client's turn, with what the client remembers; an evaluation; a measurement."""
+        match job:
+            case Job():
+                return self.train(server, job, memory)
+            case EvalJob():
+                return self.evaluate(server, job)
+            case MeasureJob():
+                return self.measure(server, job)
+
+    def train(self, server: Server, job: Job, memory: Tensors | None = None) -> Upload:
+        """One client's turn, with the slice of the server that it holds."""
         slice_ = self._federation.slice(job.level, job.round, job.client)
         extra = self._federation.method.server.extra_for_client(server, job.level)
         # The server does not change during a round.
-        return self.turn(job, slice_.look(server.state(job.level)), slice_.look(extra), memory, into)
+        return self.turn(job, slice_.look(server.state(job.level)), slice_.look(extra), memory)
 
-    def turn(
-        self, job: Job, state: Tensors, extra: Tensors, memory: Tensors | None = None, into: Upload | None = None
-    ) -> Upload:
+    def turn(self, job: Job, state: Tensors, extra: Tensors, memory: Tensors | None = None) -> Upload:
         """One client's turn from what it received, in the coordinates of its slice."""
         f = self._federation
         labels = f.labels(job.client)
@@ -81,7 +92,7 @@ class Worker:
         module = self.module(job.level, job.round)
         on_device = ((self.input(module, x), y.to(f.device)) for x, y in batches)
         with one_thread(), own_randomness(seed_of(f.seed, Purpose.LAYERS, job.round, job.client)):
-            upload = train(module, given, on_device, f.method.client, f.local, f.task, into)
+            upload = train(module, given, on_device, f.method.client, f.local, f.task)
         return f.identified(upload, job)
 
     def evaluate(self, server: Server, job: EvalJob) -> Score:

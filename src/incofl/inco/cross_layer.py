@@ -74,24 +74,20 @@ class Mixing:
 
     def combine_(self, deep: Tensor, shallow: Tensor, p: Products) -> Tensor:
         """Makes ``deep`` the mixed update, a g_k + b g_0 with one a and one b per unit."""
-        theta = p.theta
         sign = 1 if self.rule == "released" or not self.optimise else -1
+        a, b = torch.ones_like(p.theta), sign * p.theta
         if self.normalise:
             scale = (p.deep_norm + p.shallow_norm) / 2
-            a, b = scale / (p.deep_norm + self.eps), sign * theta * scale / (p.shallow_norm + self.eps)
-        else:
-            a, b = torch.ones_like(theta), sign * theta
+            a, b = scale / (p.deep_norm + self.eps), b * scale / (p.shallow_norm + self.eps)
+        unmixed = []  # units in which g_k stays as it is
         if self.guard_zero_reference and float(p.shallow_norm.min()) == 0:
-            a, b = _keep(p.shallow_norm == 0, a, b)
+            unmixed.append(p.shallow_norm == 0)
         if self.rule == "theorem" and self.optimise:
-            a, b = _keep(p.beta >= 0, a, b)
+            unmixed.append(p.beta >= 0)
+        for where in unmixed:
+            a, b = a.masked_fill(where, 1), b.masked_fill(where, 0)
         deep.mul_(a).addcmul_(shallow, b)
         return deep if self.clip is None else deep.clamp_(-self.clip, self.clip)
-
-
-def _keep(where: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Coefficients that leave g_k as it is in some units."""
-    return a.masked_fill(where, 1), b.masked_fill(where, 0)
 
 
 def mix(
@@ -119,18 +115,17 @@ def mix(
         deep: g_k; not modified.
         shallow: g_0, of the same shape; not modified.
         rule: which of the three formulas.
-        granularity: ``kernel`` treats each k x k kernel of a convolution weight by itself, other tensors as a whole;
-            ``tensor`` treats every tensor as a whole.
+        granularity: ``kernel`` (each k x k kernel of a convolution by itself, other tensors as a whole) or ``tensor``.
         normalise: mix unit vectors and scale by the mean norm; without it ``g_k + theta g_0`` or ``g_k - theta g_0``.
         optimise: use theta; without it the two are simply added, whatever the rule.
         theta_max: bound of |theta|, against a tiny g_0; ``None``: no bound.
         clip: bound of the elements of the result, against a blown-up tiny g_k; ``None``: no bound.
         eps: added to alpha and to both norms, against division by zero.
-        guard_zero_reference: where g_0 is zero there is nothing to mix and the result is g_k; without the guard the
-            formula halves g_k, as the released code does.
+        guard_zero_reference: where g_0 is zero the result is g_k; without it the formula halves g_k.
     """
     if deep.shape != shallow.shape:
-        shapes = f"deep has shape {tuple(deep.shape)}, shallow {tuple(shallow.shape)}"
-        raise ConfigError(f"mix: {shapes}, expected one shape")
+        raise ConfigError(
+            f"mix: deep has shape {tuple(deep.shape)}, shallow {tuple(shallow.shape)}, expected one shape"
+        )
     mixing = Mixing(rule, granularity, normalise, optimise, theta_max, clip, eps, guard_zero_reference)
     return mixing.combine_(deep.clone(), shallow, mixing.products(deep, shallow, *mixing.inner(shallow, shallow)))

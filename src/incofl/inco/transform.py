@@ -14,8 +14,6 @@ from incofl.transform import Context, Record, Stateless
 class InCo(Mixing, Stateless):
     """Replaces the update of every deep layer by its mix with the shallow layer of the same shape in its stage.
 
-    The fields are the arguments of ``mix``, and the config section ``inco``.
-
     Attributes:
         rule: ``released`` (what the authors' code does), ``algorithm1`` or ``theorem`` of the paper.
         granularity: ``kernel`` (each k x k kernel of a convolution by itself, as in the authors' code) or ``tensor``
@@ -25,15 +23,13 @@ class InCo(Mixing, Stateless):
         theta_max: bound of the size of theta, or none.
         clip: bound of the elements of a mixed update, or none.
         eps: against division by zero, in alpha and in both norms.
-        guard_zero_reference: where the shallow update is zero leave the deep one as it is; false: halve it, as the
-            released code does.
+        guard_zero_reference: where the shallow update is zero keep the deep one; false: halve it, as the released code.
         reference: which layer is the shallow one: ``released`` (as the model's layout says after the authors' code),
             ``first-same-shape`` (as the paper words it: the first weight of that shape in the stage) or
             ``across-blocks`` (the same weight of the first block where it has that shape).
     """
 
     reference: Literal["released", "first-same-shape", "across-blocks"] = "released"
-
     name = "inco"
 
     def pairs(self, layout: Layout) -> Mapping[str, str]:
@@ -45,11 +41,10 @@ class InCo(Mixing, Stateless):
         }[self.reference]
 
     def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
-        """Mixes the update in place and records the coefficients of each mixed tensor.
+        """Mixes in place, always with the unmixed update: there are no chains.
 
-        All mixing reads the unmixed update (no chains). A pair of which no client of the cohort held the deep or the
-        shallow layer is skipped. The layers that a level keeps for itself are mixed with shared ones where it has no
-        shallow counterpart of its own.
+        A pair of which no client of the cohort held the deep or the shallow layer is skipped. The layers that a level
+        keeps for itself are mixed with shared ones where it has no shallow counterpart of its own.
         """
         known = {**context.shared, **update}
         pairs = {deep: s for deep, s in self.pairs(context.layout).items() if deep in update and s in known}

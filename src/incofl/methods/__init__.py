@@ -1,5 +1,6 @@
 """The table of methods: one file per paper, one line per name. A method is imported when it is asked for."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from incofl.errors import ConfigError, nearest
 from incofl.imports import load_attribute
 
 if TYPE_CHECKING:
-    from incofl.method import Method
+    from incofl.method import Method, UploadTransform
 
 # Each method with its file and a summary. Levels share one server model in all but the first group.
 _SEPARATE = {
@@ -46,8 +47,14 @@ _PAPER_NAMES = {f"hetero{name}+inco": f"inco{name}" for name in ("avg", "prox", 
 _MEANINGS = {short: long for long, short in _PAPER_NAMES.items()}
 
 
+def _parts(name: str) -> list[str]:
+    """A method and what is added to it: ``incoavg+adam`` is ``heteroavg``, ``inco``, ``adam``."""
+    base, *added = name.lower().split("+")
+    return [*_MEANINGS.get(base, base).split("+"), *added]
+
+
 def _summary(name: str) -> str:
-    base, *added = _MEANINGS.get(name, name).split("+")
+    base, *added = _parts(name)
     return f"{base} with {' and '.join(_TRANSFORMS[key][1] for key in added)}" if added else _BASES[base][1]
 
 
@@ -60,14 +67,11 @@ class MethodTable(Mapping[str, "Method"]):
     """Methods by name, in any case; ``name+inco`` and other transforms extend a method."""
 
     def __getitem__(self, name: str) -> "Method":
-        base, *added = [_MEANINGS.get(part, part) for part in name.lower().split("+")]
-        base, *before = base.split("+")  # incoavg+adam is heteroavg+inco+adam
-        added = [*before, *added]
-        if base not in _BASES or any(key not in _TRANSFORMS for key in added) or len(set(added)) < len(added):
+        base, *added = _parts(name)
+        known = base in _BASES and set(added) <= _TRANSFORMS.keys() and len(set(added)) == len(added)
+        if not known or (base in _SEPARATE and {"inco", "noise"} & set(added)):
             raise KeyError(name)
-        if base in _SEPARATE and {"inco", "noise"} & set(added):
-            raise KeyError(name)
-        return _load(base, tuple(added))
+        return _load(base, *added)
 
     def __iter__(self) -> Iterator[str]:
         return iter(SUMMARIES)
@@ -77,21 +81,17 @@ class MethodTable(Mapping[str, "Method"]):
 
 
 @functools.cache
-def _load(base: str, added: tuple[str, ...]) -> "Method":
-    import dataclasses
-
+def _load(base: str, *added: str) -> "Method":
     from incofl.methods.noise import UploadNoise
     from incofl.methods.server_optimizers import ServerSchedule
 
     method: Method = load_attribute(f"incofl.methods.{_BASES[base][0]}:{base}", "method")
-    method = dataclasses.replace(
-        method, uploads=(UploadNoise(), *method.uploads), transforms=(ServerSchedule(), *method.transforms)
-    )
-    for key in added:
-        method = method.then(load_attribute(_TRANSFORMS[key][0], "method")())
     long = "+".join((base, *added))
     short = next((long.replace(full, name) for full, name in _PAPER_NAMES.items() if long.startswith(full)), long)
-    return dataclasses.replace(method, name=short, summary=_summary(long))
+    uploads: tuple[UploadTransform, ...] = (UploadNoise(), *method.uploads)
+    own = ServerSchedule(), *method.transforms
+    transforms = *own, *(load_attribute(_TRANSFORMS[key][0], "method")() for key in added)
+    return dataclasses.replace(method, name=short, summary=_summary(long), uploads=uploads, transforms=transforms)
 
 
 METHODS = MethodTable()
@@ -101,28 +101,20 @@ def find_method(name: str) -> "Method":
     """The method of that name, or your own as ``package.module:attribute``; else one line with the nearest name."""
     from incofl.method import Method
 
-    if ":" in name:
-        method = load_attribute(name, "method")
-        if not isinstance(method, Method):
-            raise ConfigError(f"method: {name} is of type {type(method).__name__}, expected a Method")
+    method = load_attribute(name, "method") if ":" in name else METHODS.get(name)
+    if isinstance(method, Method):
         return method
-    try:
-        return METHODS[name]
-    except KeyError:
-        base, *added = name.lower().split("+")
-        hint = nearest(name, METHODS)
-        if base in METHODS and added and set(added) <= _TRANSFORMS.keys():
-            hint = (
-                "; InCo mixes the layers of one shared server model, which this method does not have or mixes already"
-            )
-        raise ConfigError(f"method: got {name!r}{hint}") from None
+    if ":" in name:
+        raise ConfigError(f"method: {name} is of type {type(method).__name__}, expected a Method")
+    base, *added = name.lower().split("+")
+    hint = nearest(name, METHODS)
+    if base in METHODS and added and set(added) <= _TRANSFORMS.keys():
+        hint = "; InCo mixes one server model for all sizes, which this method does not have or mixes already"
+    raise ConfigError(f"method: got {name!r}{hint}")
 
 
 @functools.cache
 def all_options() -> dict[str, Any]:
     """The default options of every method and transform, by the name of their section in a config."""
-    found: dict[str, Any] = {}
-    for base in _BASES:
-        for key in ("momentum", "adam", "yogi", *(("inco", "noise") if base in _SHARED else ())):
-            found |= METHODS[f"{base}+{key}"].options
-    return found
+    names = ["fedavg+momentum+adam+yogi", *_SEPARATE, *(f"{base}+inco+noise" for base in _SHARED)]
+    return {section: options for name in names for section, options in METHODS[name].options.items()}

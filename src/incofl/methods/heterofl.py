@@ -1,26 +1,18 @@
-"""HeteroFL: narrower sub-models, the first channels of every layer.
+"""HeteroFL: narrower sub-models, the first ceil(r O) of the O channels of every layer.
 
 Diao, Ding and Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients",
-ICLR 2021. A level keeps the first ceil(r O) of the O channels of each layer and all blocks; the server averages every
-position over the clients that hold it.
+ICLR 2021. In a client's loss the logits of classes that it has no example of are 0, not minus infinity: they count in
+the denominator and carry no gradient. Of the head it contributes only the rows of its classes. Batch-norm statistics
+are measured for each width before an evaluation. A scaler divides what enters a norm layer by the share of channels
+held, which before batch norm changes nothing but the effect of eps.
 
-1. Masked cross-entropy: the logits of classes that a client has no example of are set to 0 (not to minus infinity) in
-   its loss. They still count in the denominator and carry no gradient.
-2. Label rows: of the head a client contributes only the rows, weights and biases, of classes that it has.
-3. Static batch norm: statistics are not averaged. Before an evaluation they are measured for each width, with the
-   weights as they are, on training images (``buffers = "static"``).
-4. Scaler: while training, what enters a norm layer is divided by the share of channels that the client holds.
-   Followed by batch norm with batch statistics it changes nothing but the effect of its eps.
-5. Every convolution, norm and the head follow one rule for the channels they share, so residual additions line up.
-
-Differences: the original network is a pre-activation ResNet18 with another stem, trained with SGD; here both are the
-configured ones. The released code clips the gradient's norm at 1 (``local.max_grad_norm``, off here as in the
-comparison with InCo), measures the statistics on all training images (here on ``eval.measured`` of them, drawn by the
-seed), can draw every client's level anew in each round (here it is fixed), and evaluates the full width only, also with
-the logits of absent classes masked (here every width, never masked). "Has" means at least one example.
+Differences: the original is a pre-activation ResNet18 trained with SGD. The released code clips the gradient's norm at
+1 (``local.max_grad_norm``), measures statistics on all training images (here ``eval.measured``), can draw levels anew
+in each round, and evaluates the full width only, also with masked logits (here every width, never masked).
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -36,8 +28,8 @@ from incofl.split import Slice, WidthRule
 
 
 @options("heterofl")
-class HeteroFLOptions:
-    """The config section ``heterofl``; FedRolex uses it too.
+class HeteroFL(ClientRule):
+    """What clients of HeteroFL and FedRolex do, and what of it the server uses.
 
     Attributes:
         mask: set the logits of classes that a client does not have to 0 in its loss.
@@ -49,63 +41,41 @@ class HeteroFLOptions:
     label_rows: bool = True
     scaler: bool = True
 
-
-@dataclass(frozen=True)
-class HeteroFL(ClientRule):
-    """The client half."""
-
-    options: HeteroFLOptions = field(default_factory=HeteroFLOptions)
-
     def prepare(self, model: nn.Module, layout: Layout) -> None:
-        """Puts the scaler before every batch norm."""
-        if not self.options.scaler:
-            return
-        for name, norm in model.named_modules():
+        for name, norm in model.named_modules() if self.scaler else ():
             if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (norm.affine or norm.track_running_stats):
                 (full,) = layout.shapes[f"{name}.{'weight' if norm.affine else 'running_mean'}"]
-                share = norm.num_features / full
-                if share < 1:
-                    norm.register_forward_pre_hook(Scaler(model, share))
+                if norm.num_features < full:
+                    norm.register_forward_pre_hook(functools.partial(scale, model, norm.num_features / full))
 
     def check(self, setting: Setting) -> None:
-        """Masks need classes."""
-        if self.options.mask:
+        if self.mask:
             setting.need_classes("heterofl.mask", "the logits of classes that a client does not have are masked")
 
     def loss(self, local: Local, x: Inputs, y: Tensor) -> Tensor:
-        """Cross-entropy of masked logits."""
         logits: Tensor = call(local.model, x)
-        if self.options.mask and local.given.labels is not None:
+        if self.mask and local.given.labels is not None:
             absent = local.given.labels == 0
             logits = logits.masked_fill(absent.view(-1, *[1] * (logits.dim() - 2)), 0)  # (B, C), or (B, C, length)
         return local.task.loss(logits, y)
 
 
-@dataclass(frozen=True)
-class Scaler:
-    """Divides a layer's input by a number while the model is in training mode."""
-
-    model: nn.Module
-    share: float
-
-    def __call__(self, layer: nn.Module, inputs: tuple[Tensor]) -> Tensor | None:
-        """The new input."""
-        return inputs[0] / self.share if self.model.training else None
+def scale(model: nn.Module, share: float, layer: nn.Module, inputs: tuple[Tensor]) -> Tensor | None:
+    """Divides a layer's input by a number while the model, not only the layer, is in training mode."""
+    return inputs[0] / share if model.training else None
 
 
 @dataclass(frozen=True)
 class HeteroFLServer(ServerRule):
     """The server half: the covered mean, with label rows."""
 
-    options: HeteroFLOptions = field(default_factory=HeteroFLOptions)
+    options: HeteroFL = field(default_factory=HeteroFL)
 
     def check(self, setting: Setting) -> None:
-        """Label rows need to know where the classes are."""
         if self.options.label_rows:
             setting.need_classes("heterofl.label_rows", "clients contribute rows of the head")
 
     def filter_upload(self, upload: Upload, layout: Layout) -> Upload:
-        """Leaves out the rows of the head whose classes the client does not have."""
         if not self.options.label_rows or upload.labels is None or bool((upload.labels > 0).all()):
             return upload
         rows = torch.nonzero(upload.labels > 0).flatten()
@@ -119,17 +89,8 @@ class HeteroFLServer(ServerRule):
 
 def class_dimensions(layout: Layout, names: Iterable[str]) -> dict[str, int]:
     """The entries that have a row per class, and which dimension that is."""
-    found = {}
-    for name in names:
-        for dim, axis in enumerate(layout.axes[name]):
-            if axis is not None and axis.name == "classes":
-                found[name] = dim
-    return found
+    dims = ((name, dim, axis) for name in names for dim, axis in enumerate(layout.axes[name]))
+    return {name: dim for name, dim, axis in dims if axis is not None and axis.name == "classes"}
 
 
-heterofl = Method(
-    "heterofl",
-    HeteroFL(),
-    HeteroFLServer(buffers="static"),
-    WidthRule(),
-)
+heterofl = Method("heterofl", HeteroFL(), HeteroFLServer(buffers="static"), WidthRule())

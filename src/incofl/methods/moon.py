@@ -1,29 +1,21 @@
 """MOON: a client's features stay near those of the received model and away from its own previous ones.
 
-Li et al., "Model-Contrastive Federated Learning", CVPR 2021. With z the features of an example under the model being
-trained, z_g under the received one and z_p under the client's previous one, the loss is
+Li et al., "Model-Contrastive Federated Learning", CVPR 2021. With z the features of an example, the input of the head,
+under the model being trained, z_g under the received one and z_p under the client's previous one, the loss is
 
     cross-entropy + mu * mean of  -log( e^{cos(z, z_g)/T} / (e^{cos(z, z_g)/T} + e^{cos(z, z_p)/T}) )
 
-1. Features are what the model's head (its last linear layer) gets: the pooled features of a ResNet.
-2. The received model is the sub-model of the client's own size, so all features have one length.
-3. Both other models are frozen, in evaluation mode, and without gradients.
-4. A client that trains for the first time has no previous model, and no contrastive term.
-5. A client remembers its last local model, also where a run is interrupted and resumed.
+and cross-entropy alone in a client's first turn, which has no previous model.
 
-6. ``moon.projection`` puts a projection between features and head, Linear(F, F), ReLU, Linear(F, projection), which the
-   clients train as part of the model; z is then what the projection gives. Width splitting narrows it like the rest.
-
-Differences: no projection by default, as in NIID-Bench; the original has one, of size 256. mu = 1, the original's
-default (its authors tune it, up to 10; NIID-Bench's is 0.001), and T = 0.5 as everywhere. Both train with SGD; here the
-optimiser is the configured one. NIID-Bench leaves the frozen models in training mode, skips batches of one example, and
-takes a never trained client's initial state for its previous model.
+Differences: no projection by default, as in NIID-Bench (256 in the original). mu = 1, the original's default (0.001 in
+NIID-Bench). Both train with SGD. NIID-Bench leaves the frozen models in training mode, skips batches of one example,
+and takes a never trained client's initial state for its previous model.
 """
 
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -39,10 +31,12 @@ from incofl.methods.heterofl import class_dimensions
 from incofl.options import options
 from incofl.tensors import Tensors
 
+NO_HEAD = "method: moon needs a model whose last layer is linear; {} has another"
+
 
 @options("moon")
 class Moon(ClientRule):
-    """The client half: the config section ``moon``.
+    """The contrastive term in a client's loss.
 
     Attributes:
         mu: weight of the contrastive term; 0 is FedAvg.
@@ -55,43 +49,33 @@ class Moon(ClientRule):
     projection: Annotated[int, Ge(0), Le(2**16)] = 0
 
     def memory(self, layout: Layout) -> frozenset[str]:
-        """The last local model, buffers included."""
         return layout.parameters | layout.buffers
 
     def held(self, layout: Layout) -> Sequence[frozenset[str]]:
-        """The two models that are not trained."""
         return [self.memory(layout)] * 2
 
     @torch.no_grad()
     def check(self, setting: Setting) -> None:
-        """MOON needs to see features: the input of the linear layer whose output the logits are."""
         if setting.buffers == "static":
             raise ConfigError("buffers: got 'static', expected another: moon evaluates models while it trains")
         if setting.compile:
             raise ConfigError("engine.compile: got true, expected false: moon looks into the model")
         setting.need_classes("moon", "it compares the features that its classifier uses", axis=False)
-        model, made = setting.model, list[Tensor]()
-        hooks = [layer.register_forward_hook(lambda _, inputs, output: made.append(output)) for layer in linear(model)]
         with torch.device("meta"):  # for tensors that forward makes
-            logits = call(model, setting.example)
-        for hook in hooks:
-            hook.remove()
-        outputs = logits[-1:] if isinstance(logits, list) else [logits]  # of several exits the last
-        if not made or any(made[-1].untyped_storage()._cdata != out.untyped_storage()._cdata for out in outputs):
-            raise no_head(model)
+            logits, last = watched(setting.model, setting.example)
+        logits = logits[-1] if isinstance(logits, list) else logits  # of several exits the last
+        if not last or last["output"].untyped_storage()._cdata != logits.untyped_storage()._cdata:
+            raise ConfigError(NO_HEAD.format(type(setting.model).__name__))
 
     def extend(self, model: nn.Module, layout: Layout) -> Layout:
-        """Puts the projection before the head."""
         return project(model, layout, self.projection) if self.projection else layout
 
     def begin(self, local: Local) -> None:
-        """The two frozen models, if there is a previous one."""
         if local.given.memory and self.mu:
             local.scratch["received"] = frozen(local.model, local.received)
             local.scratch["previous"] = frozen(local.model, local.received | local.given.memory)
 
     def loss(self, local: Local, x: Inputs, y: Tensor) -> Tensor:
-        """Cross-entropy and the contrastive term."""
         if "previous" not in local.scratch:
             return super().loss(local, x, y)
         logits, z = with_features(local.model, x)
@@ -100,26 +84,14 @@ class Moon(ClientRule):
         return local.task.loss(logits, y) + self.mu * contrast(z, z_g, z_p, self.temperature)
 
     def finish(self, local: Local, update: Tensors) -> tuple[Tensors, Tensors]:
-        """Remembers the model as it is now."""
-        kept = local.model.state_dict().keys() - frozen_entries(local.model)
-        return {}, {n: value.detach().clone() for n, value in local.model.state_dict().items() if n in kept}
+        fixed = frozen_entries(local.model)
+        return {}, {n: v.clone() for n, v in local.model.state_dict().items() if n not in fixed}
 
 
 def contrast(z: Tensor, z_g: Tensor, z_p: Tensor, temperature: float) -> Tensor:
-    """Mean over the batch; log 2 where all three are the same."""
+    """The contrastive term, a mean over the batch; log 2 where all three are the same."""
     near, far = (functional.cosine_similarity(z, other, dim=1) / temperature for other in (z_g, z_p))
     return functional.softplus(far - near).mean()  # -log(e^near / (e^near + e^far))
-
-
-def linear(model: nn.Module) -> list[nn.Linear]:
-    """All linear layers."""
-    return [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-
-
-def no_head(model: nn.Module) -> ConfigError:
-    """What is said of a model whose features MOON cannot see."""
-    kind = type(model).__name__
-    return ConfigError(f"method: moon needs a model whose last layer is linear; {kind} has another")
 
 
 def project(model: nn.Module, layout: Layout, size: int) -> Layout:
@@ -128,33 +100,37 @@ def project(model: nn.Module, layout: Layout, size: int) -> Layout:
     name = next((n.removesuffix(".weight") for n in rows if n.endswith(".weight") and len(layout.shapes[n]) == 2), "")
     head = model.get_submodule(name)
     if not isinstance(head, nn.Linear):
-        raise no_head(model)
+        raise ConfigError(NO_HEAD.format(type(model).__name__))
     classes, features = layout.axes[f"{name}.weight"]
-    hidden, projected = Axis(f"{name}.hidden", head.in_features), Axis(f"{name}.projected", size)
-    model.set_submodule(
-        name,
-        nn.Sequential(
-            nn.Linear(head.in_features, hidden.size),
-            nn.ReLU(),
-            nn.Linear(hidden.size, projected.size),
-            nn.Linear(projected.size, head.out_features),
-        ),
-    )
+    width, outputs = head.in_features, head.out_features
+    hidden, projected = Axis(f"{name}.hidden", width), Axis(f"{name}.projected", size)
+    layers = nn.Linear(width, width), nn.ReLU(), nn.Linear(width, size), nn.Linear(size, outputs)
+    model.set_submodule(name, nn.Sequential(*layers))
     axes: dict[str, Axes] = {entry: layout.axes[entry] for entry in model.state_dict() if entry in layout.axes}
-    for layer, outputs, inputs in ((0, hidden, features), (2, projected, hidden), (3, classes, projected)):
-        axes |= {f"{name}.{layer}.weight": (outputs, inputs), f"{name}.{layer}.bias": (outputs,)}
+    for layer, out, into in ((0, hidden, features), (2, projected, hidden), (3, classes, projected)):
+        axes |= {f"{name}.{layer}.weight": (out, into), f"{name}.{layer}.bias": (out,)}
     changed = Layout.of(model, axes, layout.stages, layout.shallow, layout.exits)
     return dataclasses.replace(changed, kept_whole=layout.kept_whole)
 
 
-def with_features(model: nn.Module, x: Inputs) -> tuple[Tensor, Tensor]:
-    """Logits, and what the last linear layer got to make them of."""
-    seen: list[Tensor] = []
-    hooks = [layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for layer in linear(model)]
-    logits: Tensor = call(model, x)
+def watched(model: nn.Module, x: Inputs) -> tuple[Any, dict[str, Tensor]]:
+    """What the model returns, and ``input`` and ``output`` of the linear layer that was called last."""
+    last: dict[str, Tensor] = {}
+    hooks = [
+        layer.register_forward_hook(lambda _, inputs, output: last.update(input=inputs[0], output=output))
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    logits = call(model, x)
     for hook in hooks:
         hook.remove()
-    return logits, seen[-1].flatten(0, -2)  # of every position, where each has logits of its own
+    return logits, last
+
+
+def with_features(model: nn.Module, x: Inputs) -> tuple[Tensor, Tensor]:
+    """Logits and features; of every position, where each has logits of its own."""
+    logits, last = watched(model, x)
+    return logits, last["input"].flatten(0, -2)
 
 
 def frozen(model: nn.Module, state: Tensors) -> nn.Module:

@@ -19,8 +19,8 @@ from incofl.transform import Context, Record, Stateless
 
 
 @options("noise")
-class NoiseOptions:
-    """How much Gaussian noise is added, as a share of the standard deviation of each tensor.
+class UploadNoise:
+    """Gaussian noise, as a share of the standard deviation of each tensor; buffers and extra uploads get none.
 
     Attributes:
         uploads: to the update that every client sends, whatever the method; 0: none.
@@ -30,33 +30,22 @@ class NoiseOptions:
     uploads: Annotated[float, Ge(0)] = 0.0
     deep: Annotated[float, Ge(0)] = 1.0
 
-
-@dataclass(frozen=True)
-class UploadNoise:
-    """Noise on the update that a client sends: a transform of uploads. Buffers and extra uploads stay as they are."""
-
-    options: NoiseOptions = field(default_factory=NoiseOptions)
-
     def __call__(self, upload: Upload, context: Context) -> Upload:
-        """The upload with a disturbed update, in the memory of the given one."""
         rng = torch_rng(context.seed, Purpose.UPLOAD_NOISE, context.round, upload.client)
-        for name in sorted(upload.update) if self.options.uploads else ():
-            add_noise_(upload.update[name], self.options.uploads, rng)
+        for name in sorted(upload.update) if self.uploads else ():
+            add_noise_(upload.update[name], self.uploads, rng)
         return upload
 
 
 @dataclass(frozen=True)
 class DeepNoise(Stateless):
-    """Noise where InCo would mix: a transform of the aggregated update of the deep layers."""
+    """Noise on the aggregated update of the layers that InCo would mix; records the norms of both."""
 
-    options: NoiseOptions = field(default_factory=NoiseOptions)
-
+    options: UploadNoise = field(default_factory=UploadNoise)
     name = "noise"
 
     def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
-        """Disturbs the update in place and records the norms of the update and of the noise."""
-        rng = torch_rng(context.seed, Purpose.DEEP_NOISE, context.round)
-        record = Record()
+        rng, record = torch_rng(context.seed, Purpose.DEEP_NOISE, context.round), Record()
         for name in sorted(context.layout.shallow.keys() & update.keys()):
             before = norm(update[name])
             record[name] = {"norm_deep": before, "norm_change": add_noise_(update[name], self.options.deep, rng)}

@@ -1,24 +1,16 @@
 """Scaffold: control variates against the drift of clients whose data differ.
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, with option II. The
-server keeps a variate c, client i a variate c_i. A local step of learning rate eta in direction d becomes
+server keeps a variate c, client i a variate c_i. With K local steps of learning rate eta in directions d:
 
-    w <- w - eta (d + c - c_i),        and after K steps        c_i+ = c_i - c + (w_received - w) / (K eta).
+    w <- w - eta (d + c - c_i),     c_i+ = c_i - c + (w_received - w) / (K eta),     c <- c + sum_i (c_i+ - c_i) / N
 
-The client uploads c_i+ - c_i in addition to its update; the server adds their sum over N to c.
+The correction comes after the optimiser's step, so that c and c_i are mean directions of any optimiser, Adam too. N is,
+for each position, the number of clients in the population that hold it: c is at all times the mean of their c_i.
 
-1. Both variates start at zero, cover the parameters only, and live in the server's coordinates.
-2. The correction is applied after the optimiser's step, with the optimiser's learning rate. So it is right for any
-   optimiser whose step is eta d: c and c_i are mean directions (of Adam, of momentum SGD), in the same units as d.
-3. N is, for each position, the number of clients in the population that hold it. Then c is at all times the mean of the
-   c_i over those clients; a global N would shrink the variates of deep layers.
-4. A client's variate is kept between its turns, also where a run is interrupted and resumed.
-5. With InCo, weights are mixed and variates are not.
-
-Differences: the paper's option I, a gradient at the received model instead of the mean direction, is left out; the
-server's learning rate is ``server.lr``. NIID-Bench and ports of it start the variates at the weights of a
-random network, correct batch-norm statistics and counters too, divide by the number of all clients
-(``scaffold.population = "all"``), and weigh clients by examples (``aggregate.weighting = "samples"``).
+Differences: option I is left out; the server's learning rate is ``server.lr``. NIID-Bench starts the variates at the
+weights of a random network, corrects batch-norm statistics and counters too, divides by the number of all clients
+(``scaffold.population = "all"``), and weighs clients by examples (``aggregate.weighting = "samples"``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,13 +26,13 @@ from incofl.layout import Layout
 from incofl.method import Method, ServerRule
 from incofl.options import options
 from incofl.server import Changes, Server
-from incofl.tensors import Tensors, empty
+from incofl.tensors import Tensors
 from incofl.transform import SHARED
 
 
 @options("scaffold")
 class Scaffold(ClientRule):
-    """The client half: the config section ``scaffold``.
+    """The client half, which keeps c_i and uploads its change.
 
     Attributes:
         correction_scale: factor of c - c_i; smaller where variates are stale, because clients are drawn rarely.
@@ -51,19 +43,14 @@ class Scaffold(ClientRule):
     population: Literal["holders", "all"] = "holders"
 
     def memory(self, layout: Layout) -> frozenset[str]:
-        """c_i."""
         return layout.parameters
 
-    def extra(self, layout: Layout) -> frozenset[str]:
-        """c_i+ - c_i."""
-        return layout.parameters
+    extra = memory  # c_i is kept, its change is uploaded
 
     def held(self, layout: Layout) -> Sequence[frozenset[str]]:
-        """The correction, which takes the place of c, and c_i."""
-        return [layout.parameters] * 2
+        return [layout.parameters] * 2  # the correction, which takes the place of c, and c_i
 
     def begin(self, local: Local) -> None:
-        """The correction is the same in every step of a turn."""
         c, c_i = local.given.extra, local.given.memory
         local.scratch["correction"] = {
             name: self.correction_scale * (c[name] - c_i[name] if c_i else c[name]) for name in local.parameters
@@ -71,7 +58,6 @@ class Scaffold(ClientRule):
 
     @torch.no_grad()
     def correct(self, local: Local) -> None:
-        """w <- w - eta (c - c_i)."""
         for name, parameter in local.parameters.items():
             parameter.sub_(local.scratch["correction"][name], alpha=local.settings.lr)
 
@@ -93,26 +79,17 @@ class ScaffoldServer(ServerRule):
     options: Scaffold = field(default_factory=Scaffold)
 
     def start(self, server: Server) -> Server:
-        """c = 0."""
+        names = [name for name in server.shared if name in server.layout.parameters]
         groups = server.population if self.separate else (SHARED,)
-        layout = server.layout
-        zero = {
-            table(group): {
-                name: empty(layout.shapes[name], server.shared[name].dtype).zero_()
-                for name in server.shared
-                if name in layout.parameters
-            }
-            for group in groups
-        }
+        zero = {table(group): {name: torch.zeros_like(server.shared[name]) for name in names} for group in groups}
         return replace(server, extra=zero)
 
     def extra_for_client(self, server: Server, level: int) -> Tensors:
-        """c."""
         return server.extra[table(level if self.separate else SHARED)]
 
     def update_state(self, server: Server, changes: Changes, extra: Mapping[int, CoveredMean]) -> Mapping[str, Tensors]:
-        """c <- c + (1/N) sum of the changes of c_i, with N the clients in the population that hold a position."""
         new = dict(server.extra)
+        everybody = sum(count for _, count in server.population.values())
         for group, mean in extra.items():
             holders = [held for level, held in server.population.items() if group in (SHARED, level)]
             c = dict(new[table(group)])
@@ -120,7 +97,7 @@ class ScaffoldServer(ServerRule):
                 having = [(slice_, float(count)) for slice_, count in holders if name in slice_.index]
                 population = spread(server.layout, name, having).clamp(min=1)
                 if self.options.population == "all":
-                    population = torch.full_like(population, sum(count for _, count in server.population.values()))
+                    population.fill_(everybody)
                 c[name] = c[name] + value * (mean.weight[name] / population).to(value.dtype)
             new[table(group)] = c
         return new

@@ -1,29 +1,20 @@
 """ScaleFL: sub-models that are both shallower and narrower, with early exits that learn from the last one.
 
-Ilhan, Su and Liu, "ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous Clients", CVPR 2023. A level holds
-the first blocks of the model up to its exit, the exits before, and the first channels of every layer. Its loss, with
-logits o_1 .. o_l of its exits and t = 3:
+Ilhan, Su and Liu, "ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous Clients", CVPR 2023. With logits
+o_1 .. o_l of the exits of a level and t = 3, and a divergence that is a mean over batch and classes, its loss is
 
     sum_j j ( CE(o_j, y) + [j < l] gamma t^2 KL(softmax(o_l / t) || softmax(o_j / t)) ) / (l (l + 1) / 2)
 
-1. An exit is three 3x3 convolutions with batch norm at the width of its stage, pooling and a linear layer; the last
-   exit is the model's own head.
-2. The divergence is a mean over batch and classes, as in the released code; the teacher is not trained by it.
-3. Distillation starts after a quarter of the rounds.
-4. Every position is averaged over the clients that hold it, all alike.
-5. A level is evaluated at its last exit. With InCo, trunk convolutions are mixed, exits are not.
-
-Differences: the original has four levels on ResNet110 and other networks; for the five levels of ResNet26 the exits lie
-after blocks 5, 7, 8, 10 and 12 and the widths are 0.7, 0.7, 0.7, 0.75 and 1. Widths are rounded up, not down. gamma is
-0.05 (0 in the authors' commands for CIFAR, 0.05 for text); the released code trains the teacher too
-(``scalefl.train_teacher``). Batch-norm statistics follow the buffer policy; the released code uses those of test
-batches. Its scaler before batch norm, which changes nothing but the effect of eps, is left out. It sends clients the
-blocks behind their exit too, untrained, and evaluates each client on test data of its own; here on the whole test set.
+Differences: the original has four levels on ResNet110; for five of ResNet26 exits lie after blocks 5, 7, 8, 10 and 12
+and the widths are 0.7, 0.7, 0.7, 0.75 and 1, rounded up, not down. gamma is 0.05 (0 in its commands for CIFAR).
+The released code trains the teacher too (``scalefl.train_teacher``), uses the statistics of test batches, has a scaler
+before batch norm (neutral but for eps), and evaluates each client on its own test data; here on the whole test set.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Self
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -40,8 +31,8 @@ from incofl.split import Depth, Depths, Kind, Levels, Splitter, WidthRule, share
 
 
 @options("scalefl")
-class ScaleFLOptions:
-    """The config section ``scalefl``.
+class ScaleFL(ClientRule):
+    """The exits and their distillation.
 
     Attributes:
         gamma: weight of the distillation; 0: none.
@@ -57,52 +48,37 @@ class ScaleFLOptions:
     head_convs: Annotated[int, Ge(0), Le(9)] = 3
     train_teacher: bool = False
 
-    def for_run(self, rounds: int, epochs: int) -> "ScaleFLOptions":
+    def for_run(self, rounds: int, epochs: int) -> Self:
         """The options with what follows from the run filled in."""
         return replace(self, distil_after=rounds // 4) if self.distil_after is None else self
 
-
-@dataclass(frozen=True)
-class ScaleFL(ClientRule):
-    """The client half."""
-
-    options: ScaleFLOptions = field(default_factory=ScaleFLOptions)
-
     def check(self, setting: Setting) -> None:
-        """Exits are classifiers."""
         setting.need_classes("scalefl", "its exits are classifiers")
 
     def loss(self, local: Local, x: Inputs, y: Tensor) -> Tensor:
-        """The loss of all exits."""
-        o = self.options
-        distil = local.given.round >= (o.distil_after or 0)
-        return weighted_loss(call(local.model, x), y, o.gamma if distil else 0.0, o.temperature, o.train_teacher)
+        gamma = self.gamma if local.given.round >= (self.distil_after or 0) else 0.0
+        return weighted_loss(call(local.model, x), y, gamma, self.temperature, self.train_teacher)
 
 
 @dataclass(frozen=True)
 class ExitRule(WidthRule):
     """The splitting half: a level keeps the blocks before its exit, the exits up to it, and a share of the channels."""
 
-    options: ScaleFLOptions = field(default_factory=ScaleFLOptions)
+    options: ScaleFL = field(default_factory=ScaleFL)
 
     def extend(self, model: nn.Module, layout: Layout, levels: Levels) -> Layout:
         """Adds an exit for every level but the last, which has the model's own head."""
         add_exits: Callable[[tuple[int, ...], int], Layout] | None = getattr(model, "add_exits", None)
         if add_exits is None:
-            raise ConfigError(
-                f"model.name: {type(model).__name__} cannot have early exits, expected a ResNet or a model with a "
-                "method add_exits(positions, convolutions)"
-            )
+            hint = "expected a ResNet or a model with a method add_exits(positions, convolutions)"
+            raise ConfigError(f"model.name: {type(model).__name__} cannot have early exits, {hint}")
         number = levels if isinstance(levels, int) else len(levels)
         return add_exits(exit_positions(len(layout.blocks), number), self.options.head_convs)
 
     def splitter(self, layout: Layout, kind: Kind, levels: Levels, depth: Depths = "full") -> Splitter:
-        """One level for each exit."""
         if depth != "full":
             raise ConfigError(f"split.depth: got {depth!r}, expected none: exits set the depth of a level")
         shares = exit_shares(levels) if isinstance(levels, int) else shares_of(levels)
-        if len(shares) != len(layout.exits):
-            raise LayoutError(f"split.levels: got {len(shares)} levels, expected {len(layout.exits)}, one per exit")
         splitter = Splitter(shares, tuple(first_blocks(layout, blocks) for blocks in layout.exits.values()))
         splitter.check_sizes(layout)
         return splitter
@@ -128,35 +104,26 @@ def exit_shares(levels: int) -> tuple[float, ...]:
 
 def first_blocks(layout: Layout, blocks: int) -> Depth:
     """The first blocks of the whole model, counted by stage; later stages may be empty."""
-    depth = []
-    for size in layout.depth:
-        depth.append(min(size, blocks))
-        blocks -= depth[-1]
-    return tuple(depth)
+    before = itertools.accumulate(layout.depth, initial=0)
+    return tuple(min(size, max(blocks - start, 0)) for start, size in zip(before, layout.depth, strict=False))
 
 
-def weighted_loss(
-    exits: Sequence[Tensor], y: Tensor, gamma: float, temperature: float, train_teacher: bool = False
-) -> Tensor:
+def weighted_loss(exits: Sequence[Tensor], y: Tensor, gamma: float, t: float, train_teacher: bool = False) -> Tensor:
     """The loss of all exits: the later, the heavier, and the earlier ones learn from the last."""
     total = torch.zeros((), device=y.device)
     teacher = exits[-1] if train_teacher else exits[-1].detach()
     for j, logits in enumerate(exits, start=1):
         loss = functional.cross_entropy(logits, y)
         if gamma and j < len(exits):
-            loss = loss + gamma * divergence(teacher, logits, temperature)
+            loss = loss + gamma * divergence(teacher, logits, t)
         total = total + j * loss
     return total / (len(exits) * (len(exits) + 1) / 2)
 
 
-def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+def divergence(teacher: Tensor, student: Tensor, t: float) -> Tensor:
     """t^2 times the mean, over batch and classes, of q (log q - log p)."""
-    log_q, log_p = (functional.log_softmax(logits / temperature, 1) for logits in (teacher, student))
-    return (log_q.exp() * (log_q - log_p)).mean() * temperature**2
+    log_q, log_p = (functional.log_softmax(logits / t, 1) for logits in (teacher, student))
+    return (log_q.exp() * (log_q - log_p)).mean() * t**2
 
 
-scalefl = Method(
-    "scalefl",
-    ScaleFL(),
-    split=ExitRule(),
-)
+scalefl = Method("scalefl", ScaleFL(), split=ExitRule())

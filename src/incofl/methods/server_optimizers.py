@@ -6,9 +6,8 @@ Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedOpt). With U the 
     Adam:       m <- b1 m + (1 - b1) U,   v <- b2 v + (1 - b2) U^2            w <- w + lr m / (sqrt(v) + tau)
     Yogi:       as Adam, with             v <- v - (1 - b2) U^2 sign(v - U^2)
 
-1. There is no bias correction, as in the paper; moments start at zero.
-2. A position that no client of the cohort held keeps its moments and its value.
-3. Buffers are not touched: they follow the buffer policy.
+There is no bias correction, as in the paper; moments start at zero. A position that no client of the cohort held keeps
+its moments and its value. Buffers are not touched.
 """
 
 import dataclasses
@@ -31,29 +30,20 @@ Rate = Annotated[float, Gt(0), Le(100)]
 
 @options("server")
 class ServerSchedule(Schedule, Stateless):
-    """Multiplies the aggregated update by ``lr``, which a schedule can change over the rounds.
+    """Multiplies the aggregated update by ``lr``, which the fields of ``Schedule`` change over the rounds.
 
     Attributes:
-        schedule: ``constant``, ``step`` (times ``decay`` after every ``decay_every`` rounds) or ``cosine`` (from ``lr``
-            to ``decay_to`` times ``lr`` over ``decay_rounds``).
-        decay: factor of a step.
-        decay_every: number of rounds between two steps.
-        decay_to: last value of the cosine, as a share of ``lr``.
-        decay_rounds: number of rounds of the cosine; left out, those of the run.
         lr: step size of the server; ``1/epochs``: as the paper's code does for ViTs.
     """
 
     lr: Rate | Literal["1/epochs"] = 1.0
-
     name = "schedule"
 
     def for_run(self, rounds: int, epochs: int) -> Self:
-        """The schedule with what follows from the run filled in."""
         rate = 1 / epochs if self.lr == "1/epochs" else self.lr
         return dataclasses.replace(super().for_run(rounds, epochs), lr=rate)
 
     def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
-        """Scales the update in place."""
         if isinstance(self.lr, str):
             raise ConfigError(f"server.lr: got {self.lr!r}, expected a number outside of a config")
         step = self.lr * self.factor(context.round)
@@ -67,11 +57,9 @@ class _Optimizer(Schedule):
     """What the optimisers share: their moments are named ``m/NAME`` and ``v/NAME``, their step follows a schedule."""
 
     def init(self, layout: Layout) -> Tensors:
-        """Moments appear when a tensor is first updated."""
-        return {}
+        return {}  # moments appear when a tensor is first updated
 
     def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
-        """The optimiser's step; where nobody held a position, moments stay as they are."""
         new, steps = dict(state), Tensors()
         for name, u in update.items():
             before = {k: state.get(f"{k}/{name}", torch.zeros_like(u)) for k in ("m", "v")}
@@ -97,11 +85,9 @@ class ServerMomentum(_Optimizer):
 
     lr: Rate = 1.0
     beta: Share = 0.9
-
     name = "momentum"
 
     def step(self, u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensors, Tensor]:
-        """One step of SGD with momentum."""
         m = self.beta * m + u
         return {"m": m}, self.lr * m
 
@@ -121,11 +107,9 @@ class ServerAdam(_Optimizer):
     beta1: Share = 0.9
     beta2: Share = 0.99
     tau: Annotated[float, Gt(0)] = 1e-3
-
     name = "adam"
 
     def step(self, u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensors, Tensor]:
-        """One step of Adam without bias correction."""
         m, v = self.beta1 * m + (1 - self.beta1) * u, self.second(u.square(), v)
         return {"m": m, "v": v}, self.lr * m / (v.sqrt() + self.tau)
 
@@ -141,5 +125,4 @@ class ServerYogi(ServerAdam):
     name = "yogi"
 
     def second(self, square: Tensor, v: Tensor) -> Tensor:
-        """The new second moment."""
         return v - (1 - self.beta2) * square * torch.sign(v - square)

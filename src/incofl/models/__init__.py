@@ -82,13 +82,15 @@ def _larger(tiny: Family, summary: str, levels: int = 5, side: int | None = None
     return dataclasses.replace(tiny, summary=summary, levels=levels, side=side, sizes={**tiny.sizes, **sizes})
 
 
-MODELS: dict[str, Family] = {
-    name: Family(f"ResNet of {blocks} blocks", _resnet, {"blocks": blocks}, scaled=True, stem=True)
-    for name, blocks in DEPTHS.items()
-} | {
+def _resnet_family(blocks: tuple[int, ...]) -> Family:
+    levels = min(5, 1 + sum(blocks) - len(blocks))  # as many as stage splitting can make
+    return Family(f"ResNet of {blocks} blocks", _resnet, {"blocks": blocks}, levels=levels, scaled=True, stem=True)
+
+
+MODELS: dict[str, Family] = {name: _resnet_family(blocks) for name, blocks in DEPTHS.items()} | {
     "vit-s": _larger(_VIT, "ViT-S of 12 blocks, images shown at 224x224", side=224, depth=12, dim=384, heads=6),
     "vit-tiny": _larger(_VIT, "ViT-Ti of 12 blocks, images as they are", depth=12, dim=192, heads=3),
-    "tiny-resnet": Family("for tests", _resnet, {"blocks": (2, 2), "tiny": True}, scaled=True),
+    "tiny-resnet": Family("for tests", _resnet, {"blocks": (2, 2), "tiny": True}, levels=3, scaled=True),
     "tiny-mlp": Family("for tests", _tiny_mlp, scaled=True),
     "tiny-vit": _VIT,
     "lstm": _larger(_LSTM, "4 stacked LSTM layers", levels=4, depth=4, dim=128),

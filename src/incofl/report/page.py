@@ -1,9 +1,9 @@
 """The report as one HTML file: figures, tables and text, with the styles, the script and plotly.js inside."""
 
 import base64
-import dataclasses
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from html import escape
 from importlib import resources
@@ -16,7 +16,7 @@ from incofl.engine.checkpoint import atomic_write
 from incofl.errors import needs_extra
 from incofl.report import figures, tables
 from incofl.report.figures import Figure
-from incofl.report.runs import Group, ReportedRun, measure, read_groups
+from incofl.report.runs import Groups, read_groups
 
 # The pictures that ``incofl analyze`` draws, and what each shows.
 PICTURES = {
@@ -30,84 +30,59 @@ PICTURES = {
     "cross_environment": "Similarity of the updates of two settings, by layer.",
     "relations": "Similarity of the updates of two settings against their statistics; a point is a layer.",
 }
-NOT_ANALYSED = (
-    "<p>Similarity of layers, features, updates and InCo by layer: add them with <code>incofl analyze RUN</code>.</p>"
-)
+NOT_ANALYSED = "<p>Similarity, features, updates and InCo by layer: add them with <code>incofl analyze RUN</code>.</p>"
 
 
-def write_report(paths: Sequence[Path], out: Path, title: str | None = None) -> list[Group]:
+def write_report(paths: Sequence[Path], out: Path, title: str | None = None) -> Groups:
     """Reads run folders, or folders that hold some, and writes the page; returns what is on it."""
     groups = read_groups(paths)
     text = make_page(groups, title)
-    out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(out) as file:
         file.write(text.encode())
     return groups
 
 
-def make_page(groups: Sequence[Group], title: str | None = None) -> str:
+def make_page(groups: Groups, title: str | None = None) -> str:
     """Returns the page about some runs."""
-    runs = [run for group in groups for run in group.runs]
-    shown: list[Figure] = []
-    sections = {name: text for name, text in _sections(groups, shown).items() if text}
-    values = [dataclasses.asdict(figure) for figure in shown]
-    chips = "".join(
-        f'<button type="button" aria-pressed="true" data-group="{group.index}">{tables.swatch(group.index)}'
-        f"{escape(group.label)}</button>"
-        for group in groups
-    )
-    return Template(_asset("page.html")).substitute(
-        title=escape(title or _title(groups)),
-        css=_asset("page.css"),
-        provenance=_provenance(runs),
-        links="".join(f'<li><a href="#{_id(name)}">{name}</a></li>' for name in sections),
-        lead=tables.tiles(runs[0]) if len(runs) == 1 else "",
-        legend=f'<div class="legend" role="group" aria-label="Runs to show">{chips}</div>' if len(groups) > 1 else "",
-        sections="".join(
-            f'<section aria-labelledby="{_id(name)}"><h2 id="{_id(name)}">{name}</h2>'
-            f'<div class="stack">{text}</div></section>'
-            for name, text in sections.items()
-        ),
-        # JSON that cannot end the element it stands in.
-        figures=json.dumps(values, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        plotly=plotly_js(),
-        script=_asset("page.js"),
-    )
-
-
-def _id(name: str) -> str:
-    return name.lower().replace(" ", "-")
-
-
-def _sections(groups: Sequence[Group], shown: list[Figure]) -> dict[str, str]:
-    """Returns the sections by their title, as HTML; adds their figures to ``shown``."""
-
-    def cards(found: Sequence[Figure]) -> str:
-        shown.extend(found)
-        return f'<div class="grid">{"".join(map(_card, found))}</div>' if found else ""
-
-    def curves(section: str) -> str:
-        return cards(figures.of_section(section, groups))
-
-    runs = [run for group in groups for run in group.runs]
-    pictures = _pictures("All runs", default_out(runs)) if len(runs) > 1 else ""
+    drawn = figures.draw(groups)
+    shown = [asdict(figure) for found in drawn.values() for figure in found]
+    cards = {
+        part: f'<div class="grid">{"".join(map(_card, found))}</div>' if found else "" for part, found in drawn.items()
+    }
+    pictures = _pictures("All runs", default_out(groups.runs)) if len(groups.runs) > 1 else ""
     for group in groups:
-        name = group.label if len(group.runs) == 1 else f"{group.label} (one of {len(group.runs)} seeds)"
-        pictures += _pictures(name, group.runs[0].path / "analysis")
-    nodes = curves("fleet")
-    return {
-        "Results": f"<p>{_how(groups)}</p>{tables.results(groups)}",
-        "Over the rounds": curves("curves"),
-        "By level": cards(figures.by_level(groups)),
+        one = f" (one of {len(group.runs)} seeds)" if group.several else ""
+        pictures += _pictures(group.label + one, group.runs[0].path / "analysis")
+    sections = {
+        "Results": f"<p>{escape(_how(groups))}</p>{tables.results(groups)}",
+        "Over the rounds": cards["curves"],
+        "By level": cards["levels"],
         "Layers": tables.similarity(groups) + pictures or NOT_ANALYSED,
-        "InCo": curves("inco"),
-        "Communication and time": curves("communication"),
+        "InCo": cards["inco"],
+        "Communication and time": cards["communication"],
         "Sizes": tables.sizes(groups),
-        "Clients": cards([figures.cohorts(groups)]) + tables.rejected(groups),
-        "Fleet": nodes + tables.nodes(groups) if nodes else "",
+        "Clients": cards["cohorts"] + tables.rejected(groups),
+        "Fleet": cards["fleet"] and cards["fleet"] + tables.nodes(groups),
         "Config": tables.configs(groups),
         "Environment": tables.environments(groups),
     }
+    parts = [(name, name.lower().replace(" ", "-"), text) for name, text in sections.items() if text]
+    chip = '<button type="button" aria-pressed="true" data-group="{}">{}{}</button>'
+    chips = "".join(chip.format(group.index, tables.swatch(group.index), escape(group.label)) for group in groups)
+    section = '<section aria-labelledby="{1}"><h2 id="{1}">{0}</h2><div class="stack">{2}</div></section>'
+    return Template(_asset("page.html")).substitute(
+        title=escape(title or _title(groups)),
+        css=_asset("page.css"),
+        provenance=_provenance(groups),
+        links="".join(f'<li><a href="#{id}">{name}</a></li>' for name, id, _ in parts),
+        lead=tables.tiles(groups) if len(groups.runs) == 1 else "",
+        legend=f'<div class="legend" role="group" aria-label="Runs to show">{chips}</div>' if len(groups) > 1 else "",
+        sections="".join(section.format(*part) for part in parts),
+        # JSON that cannot end the element it stands in.
+        figures=json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        plotly=plotly_js(),
+        script=_asset("page.js"),
+    )
 
 
 def _pictures(title: str, folder: Path) -> str:
@@ -122,32 +97,29 @@ def _pictures(title: str, folder: Path) -> str:
     return f'<h3>{escape(title)}</h3><div class="grid">{"".join(parts)}</div>' if parts else ""
 
 
-def _title(groups: Sequence[Group]) -> str:
+def _title(groups: Groups) -> str:
     data = ", ".join(dict.fromkeys(str(group.runs[0].values["data.name"]) for group in groups))
     names = [group.label for group in groups] if len(groups) <= 3 else [f"{len(groups)} configurations"]
     return f"{', '.join(names[:-1])}{' and ' if len(names) > 1 else ''}{names[-1]} on {data}"
 
 
-def _provenance(runs: Sequence[ReportedRun]) -> str:
-    known = [run.environment for run in runs if run.environment.get("commit")]
+def _provenance(groups: Groups) -> str:
+    known = [facts for run in groups.runs if (facts := run.json("environment.json")).get("commit")]
     commits = dict.fromkeys(str(e["commit"])[:10] + (" with changes" if e.get("modified") else "") for e in known)
     made = f"incofl {incofl.__version__}, {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
+    runs = groups.runs
     where = f"from <code>{escape(str(runs[0].path))}</code>" if len(runs) == 1 else f"from {len(runs)} run folders"
     return f"{made}, {where}" + (f"; computed at commit {escape(', '.join(commits))}" if commits else "")
 
 
-def _how(groups: Sequence[Group]) -> str:
+def _how(groups: Groups) -> str:
     """Says what was run, in a sentence or two."""
     keys = ("model.name", "data.name", "data.partition", "data.clients")
-    model, data, partition, clients = (groups[0].runs[0].values.get(key) for key in keys)
-    same = len({tuple(group.runs[0].values.get(key) for key in keys) for group in groups}) == 1
-    what = f"{model}, {data}, {partition} partition, {clients} clients. " if same else ""
-    several = any(len(group.runs) > 1 for group in groups)
-    seeds = " Several seeds: mean ± half width of the 95 % confidence interval (Student's t)." if several else ""
-    metric, unit = figures.metric_of(groups)
-    return escape(
-        f"{what}Test {metric}{' in percent' if unit == 'percent' else ''}; by level: {measure(groups)}.{seeds}"
-    )
+    (model, data, partition, clients), *others = {tuple(run.values.get(key) for key in keys) for run in groups.runs}
+    what = "" if others else f"{model}, {data}, {partition} partition, {clients} clients. "
+    seeds = " Several seeds: mean ± half width of the 95 % confidence interval (Student's t)." * groups.several
+    metric, unit = groups.metric
+    return f"{what}Test {metric}{' in percent' * (unit == 'percent')}; by level: {groups.measure}.{seeds}"
 
 
 def plotly_js() -> str:

@@ -1,7 +1,8 @@
 """The tables of the report as HTML: results, similarity, sizes, rejected uploads, nodes, configs and environments."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from html import escape
 from statistics import fmean
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 from incofl.analysis.runs import plain
 from incofl.config import Config
 from incofl.costs import human
-from incofl.report.figures import NONE, Unit, metric_of, say
-from incofl.report.runs import Group, ReportedRun, Sizes, interval, measure
+from incofl.report.figures import NONE, say
+from incofl.report.runs import Group, Groups, ReportedRun, interval
 
 LINES, WHOLE = 200, 40  # longer tables are cut, and say so; longer than the second they scroll
+in_bytes = partial(human, unit="B")
+Line = tuple[Mapping[str, object], str, int | None]  # cells by their headings, class, and the group that the line is of
 
 
 def swatch(index: int) -> str:
@@ -21,61 +24,53 @@ def swatch(index: int) -> str:
     return f'<svg viewBox="0 0 34 12" aria-hidden="true" style="color:var(--c{index % 7})">{use}</svg>'
 
 
-def row(cells: Sequence[str], kind: str = "", index: int | None = None) -> str:
-    """Returns a row, named by its first cell; ``index`` is its group."""
-    first, *rest = map(escape, cells)
-    sign, body = "" if index is None else swatch(index), "".join(f"<td>{cell}</td>" for cell in rest)
-    return f'<tr class="{kind}"><th scope="row">{sign}{first}</th>{body}</tr>'
-
-
-def table(label: str, head: Sequence[str], rows: Sequence[str], kind: str = "") -> str:
+def table(label: str, lines: Sequence[Line], kind: str = "") -> str:
     """Returns a table that scrolls by itself where it is too wide, by keyboard too; a long one is cut."""
-    headings = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    cut = f"<p>The first {LINES} of {len(rows)} lines.</p>" if len(rows) > LINES else ""
-    inside = f"<thead><tr>{headings}</tr></thead><tbody>{''.join(rows[:LINES])}</tbody>"
-    size = "" if len(rows) > WHOLE else " whole"
+    headings = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in lines[0][0])
+    cut = f"<p>The first {LINES} of {len(lines)} lines.</p>" if len(lines) > LINES else ""
+    body = ""
+    for cells, own, index in lines[:LINES]:
+        first, *rest = (escape(str(cell)) for cell in cells.values())
+        named = f'<th scope="row">{"" if index is None else swatch(index)}{first}</th>'
+        body += f'<tr class="{own}">{named}{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
+    size = "" if len(lines) > WHOLE else " whole"
     region = f'<div class="scroll{size}" tabindex="0" role="region" aria-label="{escape(label)}">'
+    inside = f"<thead><tr>{headings}</tr></thead><tbody>{body}</tbody>"
     return f'{cut}{region}<table class="{kind}">{inside}</table></div>'
 
 
-def results(groups: Sequence[Group]) -> str:
+def results(groups: Groups) -> str:
     """Returns a line per run, and one per group of seeds before them: mean ± half width of the 95 % interval."""
-    levels = sorted({level for group in groups for run in group.runs for level in run.levels})
-    rows, (_, unit) = [], metric_of(groups)
+    lines: list[Line] = []
     for group in groups:
-        several = len(group.runs) > 1
-        if several:
-            rows.append(row([group.label, *_result(group, levels, unit)], "group", group.index))
-        for run in group.runs:
-            name = f"seed {run.seed}" if several else f"{group.label}, seed {run.seed}"
-            cells = _result(Group(group.index, name, [run]), levels, unit)
-            rows.append(row([name, *cells], "seed" if several else "", None if several else group.index))
-    head = ["run", "rounds", "last", measure(groups), "best", *(f"level {level}" for level in levels)]
-    return table("Results", [*head, "bytes", "time", "rejected", "status"], rows, "dense")
+        if group.several:
+            lines.append((_result(group.label, group.runs, groups), "group", group.index))
+            lines += [(_result(f"seed {run.seed}", [run], groups), "seed", None) for run in group.runs]
+        else:
+            name = f"{group.label}, seed {group.runs[0].seed}"
+            lines.append((_result(name, group.runs, groups), "", group.index))
+    return table("Results", lines, "dense")
 
 
-def _result(group: Group, levels: Sequence[int], unit: Unit) -> list[str]:
-    summaries = [run.summary for run in group.runs]
-
+def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str, object]:
     def shown(values: Iterable[float | None]) -> str:
-        if (found := interval(values)) is None:
-            return NONE
-        return " ± ".join(say(value, unit).removesuffix(" %") for value in found if value is not None)
+        found = interval(values) or (None, None)
+        return " ± ".join(say(value, unit).removesuffix(" %") for value in found if value is not None) or NONE
 
-    rounds = " to ".join(
-        str(n) for n in sorted({min(s["rounds"] for s in summaries), max(s["rounds"] for s in summaries)})
-    )
-    states = [str(s["status"]) for s in summaries]
-    status = states[0] if len(set(states)) == 1 else f"{states.count('done')} done"
-    return [
-        rounds if len(group.runs) > 1 else f"{rounds} of {group.runs[0].values['rounds']}",
-        *(shown(summary[key] for summary in summaries) for key in ("last", "tail", "best")),
-        *(shown(run.tail(level) for run in group.runs) for level in levels),
-        human(fmean(s["bytes"] for s in summaries), "B"),
-        duration(fmean(s["seconds"] for s in summaries)),
-        str(sum(s["rejected"] for s in summaries)),
-        status,
-    ]
+    of, (_, unit) = {key: [run.summary[key] for run in runs] for key in runs[0].summary}, groups.metric
+    rounds = " to ".join(map(str, sorted({min(of["rounds"]), max(of["rounds"])})))
+    return {
+        "run": name,
+        "rounds": rounds if len(runs) > 1 else f"{rounds} of {runs[0].values['rounds']}",
+        "last": shown(of["accuracy"]),
+        groups.measure: shown(of["accuracy_last_ten"]),
+        "best": shown(of["accuracy_best"]),
+        **{f"level {level}": shown(run.tail(level) for run in runs) for level in groups.levels},
+        "bytes": in_bytes(fmean(of["bytes_down"]) + fmean(of["bytes_up"])),
+        "time": duration(fmean(of["seconds"])),
+        "rejected": sum(of["rejected"]),
+        "status": of["status"][0] if len(set(of["status"])) == 1 else f"{of['status'].count('done')} done",
+    }
 
 
 def duration(seconds: float) -> str:
@@ -85,145 +80,121 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
-def similarity(groups: Sequence[Group]) -> str:
+def similarity(groups: Groups) -> str:
     """Returns the mean CKA between client models by depth, as ``incofl analyze`` found it; models apart."""
-    known: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for group in groups:
-        for run in group.runs:
-            found = run.json("analysis/similarity.json")
-            points, means = [str(point) for point in found.get("points") or []], found.get("mean_by_depth") or []
-            deep = (found.get("correlation") or {}).get(points[-1] if points else "") or {}
-            cells = [NONE if value is None else f"{value:.3f}" for value in [*means, deep.get("pearson")]]
-            if points:
-                known[tuple(points)].append(row([group.name(run), *cells], index=group.index))
-    label = "Mean CKA between client models"
-    return "".join(table(label, ["run", *points, "r with accuracy"], rows) for points, rows in known.items())
+    known = defaultdict[tuple[str, ...], list[Line]](list)
+    for group, run in groups.pairs:
+        found = run.json("analysis/similarity.json")
+        if points := tuple(map(str, found.get("points") or [])):
+            deep = (found.get("correlation") or {}).get(points[-1]) or {}
+            values = dict(zip(points, found.get("mean_by_depth") or [], strict=False)) | {
+                "r with accuracy": deep.get("pearson")
+            }
+            cells = {name: NONE if value is None else f"{value:.3f}" for name, value in values.items()}
+            known[points].append(({"run": group.name(run)} | cells, "", group.index))
+    return "".join(table("Mean CKA between client models", lines) for lines in known.values())
 
 
-def sizes(groups: Sequence[Group]) -> str:
+def sizes(groups: Groups) -> str:
     """Returns what each level is and costs; groups that agree in everything share a table."""
-    known: dict[str, list[Group]] = defaultdict(list)
+    known, parts = defaultdict[str, list[Group]](list), []
     for group in groups:
-        known[repr(group.sizes)].append(group)
-    parts = []
+        found = group.runs[0].federation_or_reason
+        known[found if isinstance(found, str) else repr((found.costs, found.clients_by_level))].append(group)
     for same in known.values():
-        names, found = ", ".join(group.label for group in same), same[0].sizes
-        if isinstance(found, Sizes):
-            parts.append((f"<h3>{escape(names)}</h3>" if len(known) > 1 else "") + _size_table(found, names))
-        else:
+        names, found = ", ".join(group.label for group in same), same[0].runs[0].federation_or_reason
+        if isinstance(found, str):
             parts.append(f"<p>The sizes of {escape(names)} cannot be computed here: {escape(found)}</p>")
+            continue
+        lines: list[Line] = []
+        for cost, count in zip(found.costs, found.clients_by_level, strict=True):
+            cells = {"level": cost.level, "blocks": " ".join(map(str, cost.blocks)), "width": f"{cost.width:g}"}
+            cells |= {"parameters": f"{cost.parameters:,}", "MACs": f"{cost.macs:,}"}
+            cells |= {"down a round": in_bytes(cost.bytes_down), "up a round": in_bytes(cost.bytes_up)}
+            lines.append((cells | {"training memory": in_bytes(cost.memory), "clients": count}, "", None))
+        heading = f"<h3>{escape(names)}</h3>" if len(known) > 1 else ""
+        parts.append(heading + table(f"Sizes of {names}", lines))
     return "".join(parts)
 
 
-def _size_table(found: Sizes, names: str) -> str:
-    head = [
-        "level",
-        "blocks",
-        "width",
-        "parameters",
-        "MACs",
-        "down a round",
-        "up a round",
-        "training memory",
-        "clients",
-    ]
-    rows = []
-    for cost, count in zip(found.costs, found.clients, strict=True):
-        in_bytes = [human(value, "B") for value in (cost.bytes_down, cost.bytes_up, cost.memory)]
-        shape = [str(cost.level), " ".join(map(str, cost.blocks)), f"{cost.width:g}"]
-        rows.append(row([*shape, f"{cost.parameters:,}", f"{cost.macs:,}", *in_bytes, str(count)]))
-    return table(f"Sizes of {names}", head, rows)
-
-
-def rejected(groups: Sequence[Group]) -> str:
+def rejected(groups: Groups) -> str:
     """Returns every upload that was not accepted, and why."""
-    every = [(group, run, record) for group in groups for run in group.runs for record in run.rows]
-    rows = [
-        row([group.name(run), str(record["round"]), str(e["client"]), str(e["reason"])], index=group.index)
-        for group, run, record in every
-        for e in record["rejected"]
-    ]
-    head = ["run", "round", "client", "reason"]
-    return table("Rejected uploads", head, rows, "words") if rows else "<p>No upload was rejected.</p>"
+    lines: list[Line] = []
+    for group, run in groups.pairs:
+        for number, entry in ((row["round"], entry) for row in run.rows for entry in row["rejected"]):
+            cells = {"run": group.name(run), "round": number, "client": entry["client"], "reason": entry["reason"]}
+            lines.append((cells, "", group.index))
+    return table("Rejected uploads", lines, "words") if lines else "<p>No upload was rejected.</p>"
 
 
-def nodes(groups: Sequence[Group]) -> str:
+def nodes(groups: Groups) -> str:
     """Returns a line per node and client, over its rounds."""
-    found: dict[tuple[int, int, str], list[dict[str, Any]]] = defaultdict(list)
-    for group in groups:
-        for node in (node for run in group.runs for record in run.rows for node in record.get("nodes") or []):
+    found = defaultdict[tuple[int, int, str], list[dict[str, Any]]](list)
+    for group, run in groups.pairs:
+        for node in (node for row in run.rows for node in row.get("nodes") or []):
             found[group.index, int(node.get("client", -1)), str(node.get("node", NONE))].append(node)
-
-    def size(value: float) -> str:
-        return human(value, "B")
-
     columns: dict[str, tuple[str, Callable[[list[float]], float], Callable[[float], str]]] = {
         "mean time": ("seconds", fmean, duration),
         "mean CPU time": ("cpu_seconds", fmean, duration),
-        "peak memory": ("peak_memory", max, size),
-        "down": ("bytes_down", sum, size),
-        "up": ("bytes_up", sum, size),
+        "peak memory": ("peak_memory", max, in_bytes),
+        "down": ("bytes_down", sum, in_bytes),
+        "up": ("bytes_up", sum, in_bytes),
     }
-    rows = []
+    lines: list[Line] = []
     for (index, client, name), entries in sorted(found.items()):
-        cells = [f"client {client}", name, str(len(entries))]
-        for key, reduce, form in columns.values():
+        cells = {"client": f"client {client}", "node": name, "turns": len(entries)}
+        for column, (key, reduce, form) in columns.items():
             values = [float(entry[key]) for entry in entries if entry.get(key) is not None]
-            cells.append(form(reduce(values)) if values else NONE)
-        rows.append(row(cells, index=index))
-    return table("Nodes", ["client", "node", "turns", *columns], rows)
+            cells[column] = form(reduce(values)) if values else NONE
+        lines.append((cells, "", index))
+    return table("Nodes", lines)
 
 
-def configs(groups: Sequence[Group]) -> str:
+def configs(groups: Groups) -> str:
     """Returns the keys in which the runs differ, or of one run those that are not as by default, and all keys."""
-    flat = [run.values for group in groups for run in group.runs]
+    flat = [run.values for run in groups.runs]
     usual, what = flat[0], "The keys in which the runs differ:"
     if len(flat) == 1:
         usual, what = Config().flat(), "The keys that are not as by default:"
     told = [key for key in flat[0] if any(one.get(key) != usual.get(key) for one in flat)]
     shown = f"<p>{what}</p>{_facts(what, groups, lambda run: run.values, told)}" if told else ""
-    every = _facts("All keys", groups, lambda run: run.values, list(flat[0]))
+    every = _facts("All keys", groups, lambda run: run.values, flat[0])
     return f"{shown}<details><summary>All {len(flat[0])} keys</summary>{every}</details>"
 
 
-def environments(groups: Sequence[Group]) -> str:
+def environments(groups: Groups) -> str:
     """Returns what the runs were computed with."""
 
     def found(run: ReportedRun) -> dict[str, Any]:
-        again = run.environment.get("resumed") or []
-        facts = {key: value for key, value in run.environment.items() if key != "resumed"}
+        facts = run.json("environment.json")
+        again = facts.pop("resumed", [])
         others = [key for key in facts if any(later.get(key) != facts[key] for later in again)]
-        with_others = f", with another {', '.join(others)}" if others else ""
-        return facts | {"resumed": f"{len(again)} times{with_others}"}
+        return facts | {"resumed": f"{len(again)} times" + (f", with another {', '.join(others)}" if others else "")}
 
-    keys = dict.fromkeys(key for group in groups for run in group.runs for key in found(run))
-    return _facts("Environment", groups, found, list(keys))
+    return _facts("Environment", groups, found, dict.fromkeys(key for run in groups.runs for key in found(run)))
 
 
-def _facts(
-    label: str, groups: Sequence[Group], found: Callable[[ReportedRun], dict[str, Any]], keys: Sequence[str]
-) -> str:
+def _facts(label: str, groups: Groups, found: Callable[[ReportedRun], dict[str, Any]], keys: Iterable[str]) -> str:
     """Returns some facts of the runs, a column for each group; those that differ are marked."""
-    columns = {group.label: [found(run) for run in group.runs] for group in groups}
-    head = ["key", *columns] if len(columns) > 1 else ["key", "value"]
-    rows = []
+    columns = {group.label if len(groups) > 1 else "value": [found(run) for run in group.runs] for group in groups}
+    lines: list[Line] = []
     for key in keys:
-        values = [list(dict.fromkeys(plain(facts.get(key, NONE)) for facts in column)) for column in columns.values()]
-        kind = "differs" if len({value for own in values for value in own}) > 1 else ""
-        rows.append(row([key, *map(", ".join, values)], kind))
-    return table(label, head, rows, "code")
+        values = {name: dict.fromkeys(plain(facts.get(key, NONE)) for facts in own) for name, own in columns.items()}
+        kind = "differs" if len({value for own in values.values() for value in own}) > 1 else ""
+        lines.append(({"key": key} | {name: ", ".join(own) for name, own in values.items()}, kind, None))
+    return table(label, lines, "code")
 
 
-def tiles(run: ReportedRun) -> str:
+def tiles(groups: Groups) -> str:
     """Returns the numbers of a single run that people look for first."""
-    s, alone = run.summary, Group(0, run.name, [run])
-    metric, unit = metric_of([alone])
+    (run,), (metric, unit) = groups.runs, groups.metric
+    s = run.summary
     pairs = {
-        f"{metric}, {measure([alone])}": say(s["tail"], unit),
-        f"{metric}, last evaluation": say(s["last"], unit),
-        f"best {metric}": say(s["best"], unit),
+        f"{metric}, {groups.measure}": say(s["accuracy_last_ten"], unit),
+        f"{metric}, last evaluation": say(s["accuracy"], unit),
+        f"best {metric}": say(s["accuracy_best"], unit),
         f"rounds, {s['status']}": f"{s['rounds']} of {run.values['rounds']}",
-        "communication": human(s["bytes"], "B"),
+        "communication": in_bytes(s["bytes_down"] + s["bytes_up"]),
         "time": duration(s["seconds"]),
     }
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs.items())

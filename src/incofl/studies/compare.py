@@ -4,12 +4,11 @@ Runs of one seed share everything but the method: partition, cohorts and initial
 """
 
 import csv
-import dataclasses
-import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from incofl.client import Setting
 from incofl.config import Config, find_parts
-from incofl.engine.build import build_method, build_model, build_splitter
-from incofl.engine.checkpoint import atomic_write
+from incofl.engine.build import outline
+from incofl.engine.checkpoint import write_json
 from incofl.engine.progress import Progress
 from incofl.engine.run import run
-from incofl.engine.run_folder import RunFolder
+from incofl.engine.run_folder import Row, RunFolder
 from incofl.errors import RunError
 from incofl.statistics import Difference, mean_and_half_width, paired, tail, tail_mean, tail_name
 
@@ -32,9 +30,8 @@ CAPTION = (
     "mean ± half width of the 95 % interval over the seeds (Student's t); "
     "visible from: the smallest true difference that these seeds find with 80 % power"
 )
-Row = Mapping[str, Any]
 Arm = tuple[str, int]  # a run of a comparison: its name, such as the method, and its seed
-Watch = Callable[[Arm], Progress]
+Watch = Callable[[Arm], Progress]  # of an arm that begins; with several jobs, of one that is finished
 
 
 @dataclass(frozen=True)
@@ -46,87 +43,62 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Estimate":
-        """Returns the estimate from one value per seed."""
         return cls(*mean_and_half_width(values))
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What the runs of one method achieved.
-
-    Attributes:
-        method: name of the method.
-        metric: what is compared: the first metric of the task.
-        percent: whether the metric is shown in percent.
-        measure: the evaluations by which it is judged, such as ``mean of rounds 41-50``.
-        last: the metric after the last round, averaged over the levels.
-        tail: the metric by that measure.
-        by_level: the same for each level that some client trains.
-        seeds: ``tail`` of each seed.
-        difference: paired difference of ``tail`` to the first method; ``None`` for the first.
-    """
+    """What the runs of one method achieved."""
 
     method: str
-    metric: str
-    percent: bool
-    measure: str
-    last: Estimate
-    tail: Estimate
-    by_level: dict[int, Estimate]
-    seeds: list[float]
-    difference: Difference | None = None
+    metric: str  # the first of the task
+    percent: bool  # whether the metric is shown in percent
+    measure: str  # the evaluations by which it is judged, such as ``mean of rounds 41-50``
+    last: Estimate  # the metric after the last round, averaged over the levels
+    tail: Estimate  # the metric by that measure
+    by_level: dict[int, Estimate]  # the same for each level that some client trains
+    seeds: list[float]  # ``tail`` of each seed
+    difference: Difference | None = None  # of ``tail`` to the first method, paired by seed
 
 
-def compare(
-    configs: Mapping[Arm, Config], out: Path, *, jobs: int = 1, watch: Watch | None = None
-) -> list[MethodResult]:
-    """Runs every arm that is not finished yet and compares them; called again, it continues an interrupted comparison.
-
-    Args:
-        configs: the config of each arm.
-        out: folder for the run folder of each arm, and for the tables.
-        jobs: number of runs at a time, each in its own process with one worker.
-        watch: returns the receiver of an arm's progress; with several jobs it is called when the arm is finished.
-    """
-    check_arms(configs)
+def compare(configs: Mapping[Arm, Config], out: Path, jobs: int, watch: Watch) -> list[MethodResult]:
+    """Makes the run of each arm in a folder of ``out``, or continues it, compares them, and writes the tables there."""
     run_arms(configs, out, jobs, watch)
     results = summarise(configs, out)
-    tables = {"md": markdown(table(results)), "csv": as_csv(results), "json": as_json(results, configs, out)}
-    for suffix, text in tables.items():
-        with atomic_write(out / f"comparison.{suffix}") as file:
-            file.write(text.encode())
+    evaluated = {arm: evaluations(folder_of(out, arm)) for arm in configs}
+    document = {
+        "seeds": list(dict.fromkeys(seed for _, seed in configs)),
+        "caption": CAPTION,
+        "results": list(map(asdict, results)),
+        "configs": {method: config.to_dict() for (method, _), config in list(configs.items())[::-1]},
+        "curves": [
+            {"method": method, "seed": seed, "rows": [{key: row[key] for key in CURVE} for row in rows]}
+            for (method, seed), rows in evaluated.items()
+        ],
+        "environment": json.loads(RunFolder(folder_of(out, next(iter(configs)))).environment.read_text()),
+    }
+    write_tables(out / "comparison", table(results), document)
+    write_csv(out / "comparison.csv", results)
     return results
 
 
-def check_arms(configs: Mapping[Arm, Config]) -> None:
-    """Refuses an impossible arm before the first run."""
+def run_arms(configs: Mapping[Arm, Config], out: Path, jobs: int, watch: Watch) -> None:
+    """Starts or resumes the run of each arm, some at a time with one worker each; refuses impossible ones at once."""
     for config in configs.values():
-        parts = find_parts(config)
-        model, method = build_model(config, parts), build_method(config, parts)
-        build_splitter(config, model, method)
-        buffers, compiled = method.server.buffers, config.engine.compile
-        method.check(Setting(model.template, model.example(2), model.layout, parts.task, buffers, compiled))
-
-
-def run_arms(configs: Mapping[Arm, Config], out: Path, jobs: int = 1, watch: Watch | None = None) -> None:
-    """Starts or resumes the run of each arm, several at a time if asked to."""
+        outline(config).check()
     if jobs == 1:
         for arm, config in configs.items():
-            run(config, folder_of(out, arm), resume=True, progress=watch(arm) if watch else False)
+            run(config, folder_of(out, arm), resume=True, progress=watch(arm))
         return
-    tasks = [
-        (arm, dataclasses.replace(config, engine=dataclasses.replace(config.engine, workers=1)), out)
-        for arm, config in configs.items()
-    ]
     with get_context("spawn").Pool(jobs) as pool:
-        for arm in pool.imap_unordered(_run_arm, tasks):
-            if watch:
-                watch(arm)
+        for arm in pool.imap_unordered(partial(_run_with_one_worker, out), configs.items()):
+            watch(arm)
 
 
-def _run_arm(task: tuple[Arm, Config, Path]) -> Arm:
-    arm, config, out = task
+def _run_with_one_worker(out: Path, item: tuple[Arm, Config]) -> Arm:
+    arm, config = item
     torch.set_num_threads(1)
+    config = replace(config, engine=replace(config.engine, workers=1))
     run(config, folder_of(out, arm), resume=True, progress=False)
     return arm
 
@@ -144,34 +116,33 @@ def evaluations(folder: Path) -> list[Row]:
 
 def summarise(configs: Mapping[Arm, Config], out: Path) -> list[MethodResult]:
     """Reads the records of the runs."""
-    methods = list(dict.fromkeys(method for method, _ in configs))
-    seeds = list(dict.fromkeys(seed for _, seed in configs))
     task = find_parts(next(iter(configs.values()))).task
     metric = task.all_metrics[task.first]
     results: list[MethodResult] = []
-    for method in methods:
-        folders = [folder_of(out, (method, seed)) for seed in seeds]
+    for method in dict.fromkeys(method for method, _ in configs):
+        folders = [folder_of(out, arm) for arm in configs if arm[0] == method]
         runs = [evaluations(folder) for folder in folders]
         if not all(runs):
             raise RunError(f"{folders[runs.index([])]}: was never evaluated, expected data with a test set")
         levels = json.loads(RunFolder(folders[0]).summary.read_text())["levels"]
         by_level = [[row["accuracy_by_level"] for row in tail(evaluated)] for evaluated in runs]
         means = np.array([np.mean(np.array(own, dtype=np.float64), axis=0) for own in by_level])  # seeds x levels
-        values = [tail_mean(evaluated) for evaluated in runs]
+        seeds, difference = [tail_mean(evaluated) for evaluated in runs], None
+        if results:
+            difference = paired(seeds, results[0].seeds)
+            if not metric.higher_is_better:
+                difference = replace(difference, wins=paired(results[0].seeds, seeds).wins)
         result = MethodResult(
             method,
             task.first,
             metric.percent,
-            tail_name(tail(runs[0])),
-            Estimate.of([float(evaluated[-1]["accuracy"]) for evaluated in runs]),
-            Estimate.of(values),
-            {level: Estimate.of(own) for level, own in zip(levels, means.T.tolist(), strict=True)},
-            values,
+            measure=tail_name(tail(runs[0])),
+            last=Estimate.of([float(evaluated[-1]["accuracy"]) for evaluated in runs]),
+            tail=Estimate.of(seeds),
+            by_level={level: Estimate.of(own) for level, own in zip(levels, means.T.tolist(), strict=True)},
+            seeds=seeds,
+            difference=difference,
         )
-        if results:
-            difference = paired(values, results[0].seeds)
-            wins = difference.wins if metric.higher_is_better else paired(results[0].seeds, values).wins
-            result = dataclasses.replace(result, difference=dataclasses.replace(difference, wins=wins))
         results.append(result)
     return results
 
@@ -202,21 +173,27 @@ def plus_minus(mean: float, half_width: float | None, spec: str = ".1f") -> str:
     return format(mean, spec) + ("" if half_width is None else f" ± {format(half_width, spec.lstrip('+'))}")
 
 
+def write_tables(path: Path, lines: Sequence[Sequence[str]], document: Mapping[str, Any]) -> Path:
+    """Writes a table, headings first, as Markdown and everything behind it as JSON; returns the Markdown file."""
+    write_json(path.with_name(f"{path.name}.json"), document)
+    page = path.with_name(f"{path.name}.md")
+    page.write_text(markdown(lines), encoding="utf-8")
+    return page
+
+
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """Writes a table, headings first, in Markdown."""
     head, *rest = lines
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rest))
 
 
-def as_csv(results: Sequence[MethodResult]) -> str:
+def write_csv(path: Path, results: Sequence[MethodResult]) -> None:
     """Writes plain numbers, one line per method."""
-    rows = [dict(_flat(dataclasses.asdict(result))) for result in results]
-    names = dict.fromkeys(name for row in rows for name in row)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(names), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    rows = [dict(_flat(asdict(result))) for result in results]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -225,17 +202,3 @@ def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from _flat(value, f"{prefix}{key}_")
         elif value is not None and not isinstance(value, list):
             yield f"{prefix}{key}", value
-
-
-def as_json(results: Sequence[MethodResult], configs: Mapping[Arm, Config], out: Path) -> str:
-    """Writes everything: each seed's value, every evaluation, the configs, and the environment of the first run."""
-    curves = {arm: [{key: row[key] for key in CURVE} for row in evaluations(folder_of(out, arm))] for arm in configs}
-    document = {
-        "seeds": list(dict.fromkeys(seed for _, seed in configs)),
-        "caption": CAPTION,
-        "results": [dataclasses.asdict(result) for result in results],
-        "configs": {method: config.to_dict() for (method, _), config in list(configs.items())[::-1]},
-        "curves": [{"method": method, "seed": seed, "rows": rows} for (method, seed), rows in curves.items()],
-        "environment": json.loads(RunFolder(folder_of(out, next(iter(configs)))).environment.read_text()),
-    }
-    return json.dumps(document, indent=2) + "\n"

@@ -9,7 +9,8 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from incofl.analysis.analyze import Options
@@ -19,9 +20,8 @@ from incofl.analysis.updates import layers, shallow_smoother
 from incofl.engine.checkpoint import write_json
 from incofl.engine.run_folder import environment
 from incofl.statistics import correlation, paired, tail_mean
-from incofl.studies.compare import evaluations, folder_of, markdown, plus_minus
-from incofl.studies.reproduce import verdict_of
-from incofl.studies.study import Cell, run_name
+from incofl.studies.compare import evaluations, folder_of, plus_minus, write_tables
+from incofl.studies.reproduce import Cell, verdict_of
 
 VERSION = 1  # of the kept analysis of a run: change it when the analysis changes
 FEWEST_PAIRS = 20  # with fewer pairs, a share of them is not judged
@@ -30,29 +30,20 @@ HISTORY = 4  # recorded rounds of each run in which clients are compared
 
 @dataclass(frozen=True)
 class Case:
-    """What one run of the case study shows.
+    """What one run of the case study shows."""
 
-    Attributes:
-        model: section of the study.
-        setting: row of the study.
-        seed: seed of the run.
-        accuracy: mean of the last evaluations.
-        cka: mean over the pairs of clients, from shallow to deep, as the paper computes it.
-        debiased: the same by the estimate without the bias of few examples and many features.
-        correlation: Pearson's, of accuracy and the CKA of the deepest point, over the recorded rounds.
-        smoother: share of (deep layer, round) pairs in which the shallow layer's update is less rough.
-        pairs: number of pairs.
-    """
-
-    model: str
-    setting: str
+    model: str  # section of the study
+    setting: str  # row of the study
     seed: int
-    accuracy: float
-    cka: tuple[float, ...]
-    debiased: tuple[float, ...]
-    correlation: float | None
-    smoother: float | None
-    pairs: int
+    accuracy: float  # mean of the last evaluations
+    cka: Sequence[float]  # mean over the pairs of clients, from shallow to deep, as the paper computes it
+    debiased: Sequence[float]  # the same by the estimate without the bias of few examples and many features
+    correlation: float | None  # of accuracy and the CKA of the deepest point, over the recorded rounds
+    smoother: float | None  # share of pairs (deep layer, round) in which the shallow layer's update is less rough
+    pairs: int  # number of such pairs
+
+
+KINDS: dict[str, Callable[[Case], Sequence[float]]] = {"CKA": attrgetter("cka"), "debiased CKA": attrgetter("debiased")}
 
 
 def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], None]) -> Case:
@@ -72,18 +63,8 @@ def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], 
             "pairs": pairs.wins + pairs.losses,
         }
         write_json(path, known)
-    numbers = known["correlation"], known["smoother"], known["pairs"]
-    accuracy = tail_mean(evaluations(folder), tail)
-    return Case(cell.section, cell.row, seed, accuracy, tuple(known["cka"]), tuple(known["debiased"]), *numbers)
-
-
-def cases(table: Sequence[Cell], out: Path, tail: int, watch: Callable[[str], None]) -> list[Case]:
-    """Analyses all runs of the case study."""
-    return [
-        look(cell, seed, folder_of(out / "runs", (run_name(config), seed)), tail, watch)
-        for cell in table
-        for seed, config in cell.configs.items()
-    ]
+    numbers = {name: value for name, value in known.items() if name not in key}
+    return Case(cell.section, cell.row, seed, tail_mean(evaluations(folder), tail), **numbers)
 
 
 @dataclass(frozen=True)
@@ -97,10 +78,10 @@ class Observation:
     verdict: str
 
 
-def observe(found: Sequence[Case]) -> list[Observation]:
+def observe(found: Sequence[Case]) -> Iterator[Observation]:
     """Tests the observations on each model."""
-    models = dict.fromkeys(case.model for case in found)
-    return [seen for model in models for seen in _observe(model, [case for case in found if case.model == model])]
+    for model in dict.fromkeys(case.model for case in found):
+        yield from _observe(model, [case for case in found if case.model == model])
 
 
 def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
@@ -114,10 +95,10 @@ def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
         return Observation(number, model, what, value, verdict_of(gap, sign) or "")
 
     for setting, own in settings.items():
-        for kind, values in _both(own):
-            first, last = ([cka[end] for cka in values] for end in (0, -1))
+        for kind, cka in KINDS.items():
+            first, last = ([cka(case)[end] for case in own] for end in (0, -1))
             ends = f"{sum(first) / len(first):.2f} to {sum(last) / len(last):.2f}"
-            what = f"{setting}: {kind}, last minus first of {len(values[0])} points in common ({ends})"
+            what = f"{setting}: {kind}, last minus first of {len(cka(own[0]))} points in common ({ends})"
             yield compared(1, what, last, first, sign=-1)
     inside = [case.correlation for case in found if case.correlation is not None]
     if len(inside) > 1:
@@ -138,12 +119,12 @@ def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
         if len(shares) > 1:
             what = f"{setting}: share of pairs in which the shallow update is less rough, minus a half ({pairs} pairs)"
             seen = compared(3, what, shares, [0.5] * len(shares))
-            yield seen if pairs >= FEWEST_PAIRS else Observation(3, model, what, seen.value, "too few pairs")
+            yield seen if pairs >= FEWEST_PAIRS else replace(seen, verdict="too few pairs")
     ours, theirs = (sorted(settings.get(name, []), key=lambda case: case.seed) for name in ("InCoAvg", "HeteroAvg"))
     if [case.seed for case in ours] == [case.seed for case in theirs] != []:
-        for (kind, mixed), (_, plain) in zip(_both(ours), _both(theirs), strict=True):
-            what = f"{kind} at {where}, InCoAvg minus HeteroAvg"
-            yield compared(4, what, [cka[shared] for cka in mixed], [cka[shared] for cka in plain])
+        for kind, cka in KINDS.items():
+            mixed, plain = ([cka(case)[shared] for case in cases] for cases in (ours, theirs))
+            yield compared(4, f"{kind} at {where}, InCoAvg minus HeteroAvg", mixed, plain)
 
 
 def fisher_interval(r: float, points: int) -> tuple[float, float]:
@@ -152,27 +133,22 @@ def fisher_interval(r: float, points: int) -> tuple[float, float]:
     return math.tanh(centre - half), math.tanh(centre + half)
 
 
-def _both(found: Sequence[Case]) -> list[tuple[str, list[tuple[float, ...]]]]:
-    """Returns the similarity as in the paper, and without bias."""
-    return [("CKA", [case.cka for case in found]), ("debiased CKA", [case.debiased for case in found])]
+def save(
+    table: Sequence[Cell], out: Path, tail: int, command: str, watch: Callable[[str], None]
+) -> tuple[list[list[str]], Path]:
+    """Analyses all runs of the case study, and writes the observations as Markdown and what is behind them as JSON.
 
-
-def lines(found: Sequence[Observation]) -> list[list[str]]:
-    """Returns the lines of the table, headings first."""
-    rows = [[str(entry.number), entry.model, entry.what, entry.value, entry.verdict] for entry in found]
-    return [["observation", "model", "number", "value [95 %]", "verdict"], *rows]
-
-
-def save(found: Sequence[Case], observed: Sequence[Observation], out: Path, command: str) -> Path:
-    """Writes the observations as Markdown and everything behind them as JSON."""
+    Returns the lines of the table, headings first, and the Markdown file.
+    """
+    found = [look(cell, arm[1], folder_of(out / "runs", arm), tail, watch) for cell in table for arm in cell.arms]
+    observed = list(map(asdict, observe(found)))
     document = {
         "command": command,
         "commit": environment()["commit"],
         "rounds compared in each run": HISTORY,
-        "cases": [asdict(case) for case in found],
-        "observations": [asdict(entry) for entry in observed],
+        "cases": list(map(asdict, found)),
+        "observations": observed,
     }
-    write_json(out / "observations.json", document)
-    path = out / "observations.md"
-    path.write_text(markdown(lines(observed)))
-    return path
+    headings = ["observation", "model", "number", "value [95 %]", "verdict"]
+    lines = [headings, *(list(map(str, entry.values())) for entry in observed)]
+    return lines, write_tables(out / "observations", lines, document)

@@ -1,101 +1,162 @@
-"""Runs a study, as far as its runs are not finished, and compares it with the paper."""
+"""The paper's tables: rows under columns, each cell a config, run as far as it is not finished, beside their numbers.
 
-import dataclasses
+Studies say what is compared, scales how large the runs are; both are TOML files in this folder. A run belongs to a
+scale, not to a study: what several tables need is run once.
+"""
+
+import hashlib
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from incofl.config import Config
-from incofl.engine.checkpoint import write_json
+from incofl.config import Config, make_config
 from incofl.engine.run_folder import RunFolder
+from incofl.errors import ConfigError, nearest
 from incofl.statistics import Difference, paired, tail_mean
-from incofl.studies import compare
-from incofl.studies.compare import Arm, Estimate, Watch, evaluations, folder_of
-from incofl.studies.study import Cell, Scale, Study, run_name
+from incofl.studies.compare import Arm, Estimate, Watch, evaluations, folder_of, plus_minus, run_arms, write_tables
 
+STUDIES = ("table1", "table2", "case-study", "ablation", "robustness", "noise", "rules", "buffers")
+SCALES = ("mini", "small", "paper")
 Verdict = Literal["holds", "opposite", "cannot be seen"]
-Key = tuple[str, str, str]  # section, row, column
+Place = tuple[str, str, str]  # section, row, column
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a cell came to, in percent.
+class Study:
+    """A table of the paper, as its TOML file has it."""
 
-    Attributes:
-        seeds: mean of the last evaluations, for each seed.
-        difference: paired difference to the row ``against`` which it is compared.
-        theirs: the paper's number.
-        verdict: whether the direction of the paper's difference is shown.
-    """
+    name: str
+    title: str
+    columns: dict[str, list[str]]  # config keys of each column
+    sections: list[dict[str, Any]]  # each with the name of its base config and its rows
+    scales: dict[str, list[str]] = field(default_factory=dict)  # columns of the scales that do not have all
+    note: str = ""  # what a reader must know
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The size of runs, as its TOML file has it."""
+
+    name: str
+    summary: str
+    seeds: list[int]
+    tail: int  # number of last rounds over which accuracy is averaged
+    base: dict[str, dict[str, Any]]  # base configs by name
+
+
+def load_study(name: str) -> Study:
+    """Reads the study of that name."""
+    return Study(name, **_read("NAME", "tables", name, STUDIES))
+
+
+def load_scale(name: str) -> Scale:
+    """Reads the scale of that name."""
+    return Scale(name, **_read("--scale", "scales", name, SCALES))
+
+
+def _read(option: str, folder: str, name: str, known: Sequence[str]) -> dict[str, Any]:
+    if name not in known:
+        raise ConfigError(f"{option}: got {name!r}, expected one of {', '.join(known)}{nearest(name, known)}")
+    return tomllib.loads((resources.files("incofl.studies") / folder / f"{name}.toml").read_text())
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table."""
 
     section: str
     row: str
     column: str
-    seeds: tuple[float, ...]
-    ours: Estimate
-    against: str | None
-    difference: Difference | None
-    theirs: float | None
-    their_difference: float | None
-    verdict: Verdict | None
+    against: str | None  # the row of the section with which it is compared
+    paper: float | None  # the paper's number
+    claim: Literal["up", "down"] | None  # how the paper says that it differs, where it gives no numbers
+    arms: dict[Arm, Config]  # a run for each seed
+
+    @property
+    def place(self) -> Place:
+        return self.section, self.row, self.column
+
+
+def cells(study: Study, scale: Scale, overrides: Sequence[str] = (), seeds: Sequence[int] | None = None) -> list[Cell]:
+    """Returns all cells of a study at a scale; cells of one seed differ only in the keys of their row and column."""
+    found = []
+    for section, row in [(part, row) for part in study.sections for row in part["rows"]]:
+        paper = dict(zip(study.columns, row.get("paper", ["none"] * len(study.columns)), strict=True))
+        for column in study.scales.get(scale.name, study.columns):
+            keys, base = [*study.columns[column], *row["set"]], scale.base[section["base"]]
+            configs = [make_config(base, [*keys, f"seed={seed}", *overrides]) for seed in seeds or scale.seeds]
+            arms = {(run_name(config), config.seed): config for config in configs}
+            number = None if paper[column] == "none" else paper[column]
+            place = section["name"], row["name"], column
+            found.append(Cell(*place, row.get("against"), number, row.get("claim"), arms))
+    return found
+
+
+def run_name(config: Config) -> str:
+    """Names a run by everything that determines it except the seed, so that studies share it."""
+    # Places and processes do not make a run; keys at their defaults are left out, so that new ones rename no run.
+    defaults = make_config({"method": config.method}).flat()
+    values = {
+        key: value
+        for key, value in config.flat().items()
+        if value != defaults.get(key) and not key.startswith(("seed", "engine.", "data.root"))
+    }
+    digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
+    return f"{config.method}-{digest}"
 
 
 def arms_of(table: Sequence[Cell]) -> dict[Arm, Config]:
     """Returns the runs behind a table, each once."""
-    return {(run_name(config), seed): config for cell in table for seed, config in cell.configs.items()}
+    return {arm: config for cell in table for arm, config in cell.arms.items()}
 
 
-def reproduce(
-    table: Sequence[Cell], out: Path, tail: int, *, jobs: int = 1, watch: Watch | None = None
-) -> list[Outcome]:
-    """Makes the runs of a table that are not finished yet, and judges each by the evaluations in its last rounds.
+@dataclass(frozen=True)
+class Outcome:
+    """What a cell came to, in percent."""
 
-    Args:
-        table: the cells of a study.
-        out: folder for the tables and, in ``runs``, the run folders of all studies.
-        tail: number of last rounds over which accuracy is averaged.
-        jobs: number of runs at a time, each in its own process.
-        watch: returns the receiver of a run's progress.
-    """
-    arms, folder = arms_of(table), out / "runs"
-    compare.check_arms(arms)
-    compare.run_arms(
-        {arm: config for arm, config in arms.items() if not _finished(folder, arm, config)}, folder, jobs, watch
-    )
-    values = {
-        _key(cell): [
-            100 * tail_mean(evaluations(folder_of(folder, (run_name(config), seed))), tail)
-            for seed, config in cell.configs.items()
-        ]
-        for cell in table
-    }
-    paper = {_key(cell): cell.paper for cell in table}
+    section: str
+    row: str
+    column: str
+    seeds: list[float]  # mean of the last evaluations, for each seed
+    ours: Estimate
+    against: str | None
+    difference: Difference | None  # to the row ``against`` which it is compared, paired by seed
+    theirs: float | None  # the paper's number
+    their_difference: float | None
+    verdict: Verdict | None  # whether the direction of the paper's difference is shown
+
+
+def reproduce(table: Sequence[Cell], out: Path, tail: int, jobs: int, watch: Watch) -> list[Outcome]:
+    """Makes the runs of a table that are not finished, in ``out / "runs"``, and judges each by its last rounds."""
+    folder = out / "runs"
+    left = {arm: config for arm, config in arms_of(table).items() if not _finished(folder_of(folder, arm), config)}
+    run_arms(left, folder, jobs, watch)
+    values = {}
+    for cell in table:
+        values[cell.place] = [100 * tail_mean(evaluations(folder_of(folder, arm)), tail) for arm in cell.arms]
+    paper = {cell.place: cell.paper for cell in table}
     return [_outcome(cell, values, paper) for cell in table]
 
 
-def _key(cell: Cell) -> Key:
-    return cell.section, cell.row, cell.column
-
-
-def _finished(folder: Path, arm: Arm, config: Config) -> bool:
-    path = RunFolder(folder_of(folder, arm)).summary
+def _finished(folder: Path, config: Config) -> bool:
+    path = RunFolder(folder).summary
     summary = json.loads(path.read_text()) if path.exists() else {}
     return (summary.get("status"), summary.get("rounds")) == ("done", config.rounds)
 
 
-def _outcome(cell: Cell, values: Mapping[Key, Sequence[float]], paper: Mapping[Key, float | None]) -> Outcome:
-    ours = values[_key(cell)]
-    difference = theirs = None
+def _outcome(cell: Cell, values: Mapping[Place, list[float]], paper: Mapping[Place, float | None]) -> Outcome:
+    ours, difference, theirs = values[cell.place], None, None
     if cell.against is not None:
         other = cell.section, cell.against, cell.column
-        difference = paired(ours, values[other])
-        base = paper[other]
+        difference, base = paired(ours, values[other]), paper[other]
         theirs = None if cell.paper is None or base is None else round(cell.paper - base, 1)
     claimed = theirs if theirs is not None else {"up": 1.0, "down": -1.0, None: None}[cell.claim]
     verdict, mean = verdict_of(difference, claimed), Estimate.of(ours)
-    return Outcome(*_key(cell), tuple(ours), mean, cell.against, difference, cell.paper, theirs, verdict)
+    return Outcome(*cell.place, ours, mean, cell.against, difference, cell.paper, theirs, verdict)
 
 
 def verdict_of(difference: Difference | None, claimed: float | None) -> Verdict | None:
@@ -119,7 +180,7 @@ def lines(results: Sequence[Outcome]) -> list[list[str]]:
         if result.theirs is not None:
             paper_gap = "" if result.their_difference is None else f" ({arrow(result.their_difference)})"
             theirs = f"{result.theirs:g}{paper_gap}"
-        ours = compare.plus_minus(result.ours.mean, result.ours.half_width)
+        ours = plus_minus(result.ours.mean, result.ours.half_width)
         cells = [ours, difference, visible, theirs, result.verdict or ""]
         rows.append([result.section, result.row, result.column, *cells])
     several = len({result.section for result in results}) > 1
@@ -137,6 +198,9 @@ def save(
     """Writes the table as Markdown and everything behind it as JSON."""
     arms = arms_of(table)
     folders = [RunFolder(folder_of(out / "runs", arm)) for arm in arms]
+    runs = {f"{name}-s{seed}": config.to_dict() for (name, seed), config in arms.items()}
+    for values in runs.values():
+        values["data"] |= {"root": Config().data.root}  # the place of the data differs from reader to reader
     document = {
         "study": study.name,
         "title": study.title,
@@ -146,16 +210,7 @@ def save(
         "commits": sorted({str(json.loads(folder.environment.read_text())["commit"]) for folder in folders}),
         "seeds": sorted({seed for _, seed in arms}),
         "seconds": round(sum(float(json.loads(folder.summary.read_text())["seconds"]) for folder in folders), 1),
-        "results": [dataclasses.asdict(result) for result in results],
-        "runs": {f"{name}-s{seed}": _anywhere(config) for (name, seed), config in arms.items()},
+        "results": list(map(asdict, results)),
+        "runs": runs,
     }
-    write_json(out / f"{study.name}.json", document)
-    path = out / f"{study.name}.md"
-    path.write_text(compare.markdown(lines(results)))
-    return path
-
-
-def _anywhere(config: Config) -> dict[str, Any]:
-    """Returns the values of a config without the place of its data, which differs from reader to reader."""
-    values = config.to_dict()
-    return values | {"data": values["data"] | {"root": Config().data.root}}
+    return write_tables(out / study.name, lines(results), document)
