@@ -6,7 +6,7 @@ from pathlib import Path
 from incofl.config import Config, make_config
 from incofl.engine.backend import WORKERS
 from incofl.engine.build import build
-from incofl.engine.executor import Executor, InProcess, make_store
+from incofl.engine.executor import Executor, InProcess
 from incofl.engine.federation import Federation
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.round import RoundStats, run_round
@@ -55,7 +55,7 @@ def run_rounds(
     """The server before the first round and after each."""
     servers = [server or federation.start()]
     workers = int(os.environ.get(WORKERS, "1"))
-    store = store or make_store(federation)
+    store = store or ClientStore(federation)
     executor: Executor = InProcess(federation, store=store)
     if workers > 1:
         executor = WorkerProcesses(federation, workers, store=store)

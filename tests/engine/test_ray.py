@@ -19,7 +19,7 @@ import torch
 
 import incofl
 from incofl.client import ClientRule, Local, Upload
-from incofl.engine.executor import Executor, InProcess, Lost, make_store
+from incofl.engine.executor import Executor, InProcess, Lost
 from incofl.engine.federation import Federation, Job
 from incofl.engine.pool import Task
 from incofl.engine.processes import WorkerProcesses
@@ -88,7 +88,7 @@ def play(
     federation: Federation, make: Make
 ) -> tuple[Server, ClientStore, list[RoundStats], list[Score], dict[int, Tensors]]:
     """Two rounds of eight clients: the server, what clients remember, counts, scores and measured statistics."""
-    server, store, tallies = federation.start(), make_store(federation), []
+    server, store, tallies = federation.start(), ClientStore(federation), []
     executor = make(federation, store)
     try:
         for _ in range(2):

@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from incofl.client import Upload
 from incofl.engine.federation import Federation, Job
-from incofl.engine.store import LIMIT, ClientStore
+from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
 from incofl.engine.worker import EVAL_CHUNK, AnyJob, EvalJob, MeasureJob, Worker
 from incofl.server import Server
@@ -62,7 +61,7 @@ class LocalExecutor(ABC):
         self._federation = federation
         self._worker = Worker(federation)
         self._trace = trace or Trace()
-        self._store = store or make_store(federation)
+        self._store = store or ClientStore(federation)
 
     @abstractmethod
     def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
@@ -108,9 +107,6 @@ class LocalExecutor(ABC):
 class InProcess(LocalExecutor):
     """Computes one job after the other in this process, when its result is asked for."""
 
-    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
-        return ([made for _, made in finished] for finished in self._compute(server, jobs))
-
     def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
         for job in jobs:
             with self._trace.span(str(job), "worker 1"):
@@ -119,8 +115,3 @@ class InProcess(LocalExecutor):
 
     def close(self) -> None:
         """There is nothing to free."""
-
-
-def make_store(federation: Federation, folder: Path | None = None, limit: int = LIMIT) -> ClientStore:
-    """A store for the memory of a federation's clients."""
-    return ClientStore(federation.model.layout, federation.slice, folder, limit)

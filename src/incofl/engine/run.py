@@ -14,15 +14,14 @@ from torch import nn
 
 from incofl.config import Config, load_config, make_config
 from incofl.data import Data, as_examples
-from incofl.engine.backend import Backend, LocalBackend
-from incofl.engine.checkpoint import Identity, checkpoint_round, load_checkpoint, save_checkpoint, write_json
+from incofl.engine.backend import Backend
+from incofl.engine.checkpoint import checkpoint_round, load_checkpoint, save_checkpoint, write_json
 from incofl.engine.executor import Executor
 from incofl.engine.load import level_number, trained_module
 from incofl.engine.memory import keep_freed_memory
-from incofl.engine.progress import Lines, Progress, Silent
+from incofl.engine.progress import Lines, Progress, TensorBoard
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.run_folder import Row, RunFolder, new_folder, summarise
-from incofl.engine.tensorboard import TensorBoard, check_tensorboard
 from incofl.engine.trace import SERVER, Trace
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError
@@ -108,16 +107,17 @@ class Run:
         self.config = _as_config(config, model=model, data=data, method=method, task=task)
         self.folder = RunFolder(Path(out).expanduser() if out is not None else new_folder(self.config))
         self.rows: list[Row] = []
-        default = Silent() if progress is False else Lines()
-        self._progress: Progress = default if progress is None or isinstance(progress, bool) else progress
-        self._backend = backend or LocalBackend()
+        default = Progress() if progress is False else Lines()
+        self._progress = default if progress is None or isinstance(progress, bool) else progress
+        self._receivers = [self._progress]
+        self._backend = backend or Backend()
         self._stack = contextlib.ExitStack()
         self._open = False
         self._summary: dict[str, Any] = {}
         keep_freed_memory()
         self.folder.check(self.config, resume)
         if self.config.record.tensorboard:
-            check_tensorboard()
+            self._receivers.append(TensorBoard(self.folder.tensorboard))
 
     def __enter__(self) -> Self:
         if not self._open:
@@ -139,7 +139,7 @@ class Run:
 
     def _start(self, stack: contextlib.ExitStack) -> None:
         config, folder, federation = self.config, self.folder, self.federation
-        self._identity = Identity(config.digest(), federation.data.fingerprint())
+        self._identity = {"config": config.digest(), "data": federation.data.fingerprint()}
         self.server: Server = federation.start()
         self._store = self._backend.memories(config, federation, folder.memories)
         memories: dict[int, tuple[int, int]] = {}
@@ -157,13 +157,13 @@ class Run:
             folder.save_partition(federation.partition)
         if self.server.round < config.rounds:
             folder.save_environment()
-        self._progress.started(config, federation, self.rows)
+        for receiver in self._receivers:
+            receiver.started(config, federation, self.rows)
+            stack.callback(receiver.close)
         if self.server.round == 0 and config.record.keeps(0):
             save_checkpoint(folder.snapshot(0), self.server, self._identity)
         self._trace = Trace(on=config.engine.trace)
         stack.callback(self._finish)
-        self._board = TensorBoard(folder.tensorboard, federation.levels_in_use, self.rows, on=config.record.tensorboard)
-        stack.callback(self._board.close)
         left = config.rounds - self.server.round
         self._executor: Executor = self._backend.executor(config, federation, left, self._trace, self._store)
         stack.callback(self._executor.close)
@@ -221,8 +221,8 @@ class Run:
             store.saved()
         self.server = server
         self.rows.append(row)
-        self._board.add(row)
-        self._progress.finished_round(row)
+        for receiver in self._receivers:
+            receiver.finished_round(row)
         return row
 
     def _evaluated(self, server: Server, stats: RoundStats) -> tuple[Server, Row]:

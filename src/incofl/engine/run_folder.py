@@ -97,8 +97,7 @@ class RunFolder:
 
     def save_config(self, config: Config) -> None:
         """The config that the rounds from here on are run with."""
-        with atomic_write(self.config) as file:
-            file.write(config.to_toml().encode())
+        atomic_write(self.config, config.to_toml().encode())
 
     def save_environment(self) -> None:
         """What the rounds are computed with; a resumption is added to what is known of the rounds before it."""
@@ -110,8 +109,7 @@ class RunFolder:
 
     def save_partition(self, partition: Sequence[Tensor]) -> None:
         """Saved before the first round; a resumed run reads it."""
-        with atomic_write(self.partition) as file:
-            file.write(json.dumps([part.tolist() for part in partition], separators=(",", ":")).encode())
+        atomic_write(self.partition, json.dumps([part.tolist() for part in partition], separators=(",", ":")).encode())
 
     def load_partition(self, clients: int) -> list[Tensor] | None:
         """The saved partition, if there is one."""
@@ -151,8 +149,7 @@ class RunFolder:
         rows = [row for row in self.rows() if row["round"] <= rounds]
         if [row["round"] for row in rows] != list(range(1, rounds + 1)):
             raise RunError(f"{self.metrics}: lacks rounds that the checkpoint has ({rounds}); delete the folder")
-        with atomic_write(self.metrics) as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        atomic_write(self.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
         return rows
 
 

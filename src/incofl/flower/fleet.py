@@ -16,9 +16,8 @@ from flwr.serverapp import Grid
 
 from incofl.client import Upload
 from incofl.costs import DeviceClass, assign
-from incofl.engine.checkpoint import write_json
+from incofl.engine.checkpoint import Manifest, write_json
 from incofl.engine.federation import ClientLevels, Federation
-from incofl.engine.store import Manifest
 from incofl.errors import ConfigError, RunError
 from incofl.flower.protocol import VERSION, Answer, Refusal, decode_answer
 from incofl.flower.settings import Settings
