@@ -23,8 +23,7 @@ from incofl.engine.executor import Executor, InProcess, Lost
 from incofl.engine.federation import Federation, Job
 from incofl.engine.pool import Task
 from incofl.engine.processes import WorkerProcesses
-from incofl.engine.ray_actors import RayActors
-from incofl.engine.ray_cluster import Connection
+from incofl.engine.ray_actors import Connection, RayActors
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.store import ClientStore
 from incofl.server import Server

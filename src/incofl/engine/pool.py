@@ -23,7 +23,7 @@ from incofl.engine.executor import Died, J, LocalExecutor
 from incofl.engine.federation import Federation, Job
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
-from incofl.engine.worker import AnyJob, Worker, one_thread
+from incofl.engine.worker import AnyJob, Worker, keep_freed_memory, one_thread
 from incofl.server import Server
 from incofl.split import Slice
 from incofl.tensors import Tensors, clone
@@ -55,6 +55,8 @@ class WorkerLoop:
     def __init__(self, setup: tuple[Federation, torch.dtype]) -> None:
         self._federation, default = setup
         torch.set_default_dtype(default)
+        torch.set_num_threads(1)
+        keep_freed_memory()
         self._worker = Worker(self._federation)
 
     def do(self, job: AnyJob, published: tuple[Any, ...], memory: Tensors) -> Reply:

@@ -18,12 +18,11 @@ from incofl.engine.backend import Backend
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint, save_checkpoint, write_json
 from incofl.engine.executor import Executor
 from incofl.engine.load import level_number, trained_module
-from incofl.engine.memory import keep_freed_memory
 from incofl.engine.progress import Lines, Progress, TensorBoard
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.run_folder import Row, RunFolder, new_folder, summarise
 from incofl.engine.trace import SERVER, Trace
-from incofl.engine.worker import Worker
+from incofl.engine.worker import Worker, keep_freed_memory
 from incofl.errors import ConfigError
 from incofl.method import Method
 from incofl.server import Server
