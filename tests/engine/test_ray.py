@@ -64,7 +64,7 @@ def test_a_wrong_address_is_one_clear_line(incofl: Shell, tmp_path: Path, addres
 def test_an_address_goes_with_ray_only(incofl: Shell, tmp_path: Path) -> None:
     code, _, err = incofl("run", "--out", tmp_path / "a", "--set", "engine.address=auto")
     assert (code, err.count("\n")) == (2, 1)
-    assert "engine.address: got 'auto', expected none: it goes with engine.executor = 'ray'" in err
+    assert "engine.address: got 'auto', expected none without engine.executor = 'ray'" in err
 
 
 @pytest.fixture(scope="module")

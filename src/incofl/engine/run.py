@@ -12,23 +12,22 @@ from typing import Any, Self
 import numpy as np
 from torch import nn
 
-from incofl.config import Config, load_config, make_config
+from incofl.config import AnyConfig, make_config
 from incofl.data import Data, as_examples
 from incofl.engine.backend import Backend
+from incofl.engine.build import outline
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint, save_checkpoint, write_json
 from incofl.engine.executor import Executor
-from incofl.engine.load import level_number, trained_module
 from incofl.engine.progress import Lines, Progress, TensorBoard
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.run_folder import Row, RunFolder, new_folder, summarise
 from incofl.engine.trace import SERVER, Trace
 from incofl.engine.worker import Worker, keep_freed_memory
-from incofl.errors import ConfigError
+from incofl.errors import ConfigError, RunError
 from incofl.method import Method
 from incofl.server import Server
 from incofl.task import Task
 
-AnyConfig = Config | Mapping[str, Any] | str | Path | None
 AnyModel = Any  # a factory, an nn.Module, a pair of module and Layout, or a name
 
 
@@ -95,15 +94,12 @@ class Run:
         config: AnyConfig = None,
         out: str | Path | None = None,
         *,
-        model: AnyModel = None,
-        data: Data | str | None = None,
-        method: Method | str | None = None,
-        task: Task | str | None = None,
         resume: bool = False,
         progress: Progress | bool | None = None,
         backend: Backend | None = None,
+        **objects: Any,
     ) -> None:
-        self.config = _as_config(config, model=model, data=data, method=method, task=task)
+        self.config = make_config(config, **objects)
         self.folder = RunFolder(Path(out).expanduser() if out is not None else new_folder(self.config))
         self.rows: list[Row] = []
         default = Progress() if progress is False else Lines()
@@ -255,27 +251,52 @@ class Run:
         """All metrics of a level's sub-model on the test set, or on other data in a form that ``Data`` takes."""
         federation = self.federation
         examples = federation.data.test if data is None else as_examples(data, "data")
-        level = level_number(level, federation.splitter)
+        level = federation.level_number(level)
         state = federation.current_slice(level, self.server).look(self.server.state(level))
         return federation.task.values(Worker(federation).score(level, max(self.server.round - 1, 0), state, examples))
 
     def model(self, level: int = -1) -> nn.Module:
         """The module of a level as it is now, ready for evaluation; -1 is the largest."""
-        return trained_module(self.federation, self.server, level)
+        return self.federation.module(self.server, level)
 
     def result(self) -> Result:
         """The result so far; complete when the run is closed."""
         return Result(self._summary, self)
 
 
-def _as_config(config: AnyConfig, **objects: Any) -> Config:
-    if isinstance(config, Config):  # one that was put together by hand is checked here
-        return make_config(
-            config.to_dict(), **{**config.objects, **{k: v for k, v in objects.items() if v is not None}}
+def load_model(folder: str | Path, level: int = -1, **objects: Any) -> nn.Module:
+    """The model of a level after the last finished round of a run, ready for evaluation.
+
+    Args:
+        folder: the run folder.
+        level: 0 is the smallest; -1 the largest.
+        objects: the objects that the run was made from, if any: ``model``, ``data``, ``method``, ``task``.
+    """
+    records = RunFolder(Path(folder))
+    if not records.checkpoint.exists():
+        raise RunError(f"{folder}: holds no checkpoint; is it a run folder with a finished round?")
+    config = make_config(records.config, **objects)
+    federation = outline(config)
+    server = load_checkpoint(records.checkpoint, federation.start()).server
+    if config.buffers == "static" and server.layout.buffers:
+        _check_measured(records, server, federation.level_number(level))
+    return federation.module(server, level)
+
+
+def _check_measured(records: RunFolder, server: Server, level: int) -> None:
+    """Refuses weights whose batch-norm statistics were not measured with them."""
+    row = next(row for row in records.rows() if row["round"] == server.round)
+    if row["accuracy"] is None:
+        raise RunError(
+            f"{records.path}: round {server.round}, the last finished one, was not evaluated, so that its static "
+            "batch-norm statistics were not measured; continue to a round that is, the last one for example: "
+            f"incofl run --resume --out {records.path}"
         )
-    if isinstance(config, Mapping):
-        return make_config(config, **objects)
-    return load_config(config, **objects)
+    if level not in server.private:
+        raise RunError(
+            f"{records.path}: nobody trains level {level}, so that its static batch-norm statistics were not measured; "
+            f"load one of {sorted(server.private)}"
+        )
 
 
 def _mean(values: list[float | None] | None) -> float | None:
