@@ -1,6 +1,7 @@
 """Small federations for tests."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 from incofl.config import Config, make_config
@@ -62,7 +63,7 @@ def run_rounds(
     for _ in range(rounds):
         before = servers[-1]
         jobs = federation.schedule(before.round, cohort)
-        stats = RoundStats(on_accepted=store.keeper(before.round))
+        stats = RoundStats(on_accepted=partial(store.keep, before.round))
         servers.append(run_round(before, federation.method, jobs, executor, stats))
     executor.close()
     return servers

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def play(
     executor = make(federation, store)
     try:
         for _ in range(2):
-            tallies.append(RoundStats(on_accepted=store.keeper(server.round)))
+            tallies.append(RoundStats(on_accepted=partial(store.keep, server.round)))
             jobs = federation.schedule(server.round, 8)
             server = run_round(server, federation.method, jobs, executor, tallies[-1])
         levels = federation.levels_in_use

@@ -1,7 +1,7 @@
 """Where the clients of a run are: on this machine, on a Ray cluster, or at the other end of a network."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -33,7 +33,7 @@ class Memories(Protocol):
 
     manifest: Manifest
 
-    def keeper(self, round: int) -> Callable[[Upload], None]: ...
+    def keep(self, round: int, upload: Upload) -> None: ...
     def saved(self) -> None: ...
     def restore(self, manifest: Manifest) -> None: ...
 

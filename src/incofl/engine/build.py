@@ -128,13 +128,11 @@ def check_machine(config: Config) -> None:
         float(torch.zeros((), device=device))
     except (RuntimeError, AssertionError, ValueError) as problem:
         reason = str(problem).partition("\n")[0]
-        raise ConfigError(
-            f"engine.device: got {device!r}, expected a device of this machine such as cpu ({reason})"
-        ) from None
+        want = f"expected a device of this machine such as cpu ({reason})"
+        raise ConfigError(f"engine.device: got {device!r}, {want}") from None
     if config.engine.compile and not any(shutil.which(name) for name in compilers if name):
-        raise ConfigError(
-            "engine.compile: got true, expected a C++ compiler on this machine: install g++ or leave it out"
-        )
+        want = "expected a C++ compiler on this machine: install g++ or leave it out"
+        raise ConfigError(f"engine.compile: got true, {want}")
 
 
 def outline(config: Config) -> Federation:

@@ -92,24 +92,21 @@ class WorkerProcesses(Pool[_Process]):
 def main() -> None:
     """A worker process: serves the parent whose pipe and shared memory the arguments name, until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
-    pipe, *memory = (int(argument) for argument in sys.argv[1:])
+    pipe, *fds = map(int, sys.argv[1:])
+    connection, (constant, state, *slots) = Connection(pipe), [SharedBytes(fd) for fd in fds]
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
-        _serve(Connection(pipe), *(SharedBytes(fd) for fd in memory))
-
-
-def _serve(connection: Connection, constant: SharedBytes, state: SharedBytes, *slots: SharedBytes) -> None:
-    setup = connection.recv()
-    try:
-        loop = WorkerLoop(constant.get(setup))
-    except Exception:
-        connection.send(RuntimeError(f"in a worker process, at its start:\n{traceback.format_exc()}"))
-        return
-    while True:
-        task, published, memory = connection.recv()
-        slot: SharedBytes = slots[task.slot]
+        setup = connection.recv()
         try:
-            reply = loop.do(task.job, state.get(published), slot.get(memory))
-            message: Reply | Exception = dataclasses.replace(reply, made=slot.put(reply.made))
+            loop = WorkerLoop(constant.get(setup))
         except Exception:
-            message = RuntimeError(f"in a worker process, {task.job}:\n{traceback.format_exc()}")
-        connection.send(message)
+            connection.send(RuntimeError(f"in a worker process, at its start:\n{traceback.format_exc()}"))
+            return
+        while True:
+            task, published, memory = connection.recv()
+            slot = slots[task.slot]
+            try:
+                reply = loop.do(task.job, state.get(published), slot.get(memory))
+                message: Reply | Exception = dataclasses.replace(reply, made=slot.put(reply.made))
+            except Exception:
+                message = RuntimeError(f"in a worker process, {task.job}:\n{traceback.format_exc()}")
+            connection.send(message)

@@ -16,7 +16,7 @@ from incofl.config import AnyConfig, make_config
 from incofl.data import Data, as_examples
 from incofl.engine.backend import Backend
 from incofl.engine.build import outline
-from incofl.engine.checkpoint import checkpoint_round, load_checkpoint, save_checkpoint, write_json
+from incofl.engine.checkpoint import Manifest, checkpoint_round, load_checkpoint, save_checkpoint, write_json
 from incofl.engine.executor import Executor
 from incofl.engine.progress import Lines, Progress, TensorBoard
 from incofl.engine.round import RoundStats, run_round
@@ -137,15 +137,13 @@ class Run:
         self._identity = {"config": config.digest(), "data": federation.data.fingerprint()}
         self.server: Server = federation.start()
         self._store = self._backend.memories(config, federation, folder.memories)
-        memories: dict[int, tuple[int, int]] = {}
+        memories: Manifest = {}
         if folder.checkpoint.exists():
-            checkpoint = load_checkpoint(folder.checkpoint, self.server, self._identity)
-            self.server, memories = checkpoint.server, checkpoint.memories
+            self.server, memories = load_checkpoint(folder.checkpoint, self.server, self._identity)
         self._store.restore(memories)
         if self.server.round > config.rounds:
-            raise ConfigError(
-                f"rounds: got {config.rounds}, expected at least {self.server.round}: so many are finished already"
-            )
+            least = f"expected at least {self.server.round}: so many are finished already"
+            raise ConfigError(f"rounds: got {config.rounds}, {least}")
         self.rows = folder.keep_rows(self.server.round)
         folder.save_config(config)
         if config.data.partition != "virtual" and len(federation.data.train):  # else it follows, or is not here
@@ -195,7 +193,7 @@ class Run:
         stats = RoundStats(
             extra_of=functools.partial(federation.method.server.extra_for_client, server),
             on_upload=self._progress.uploaded,
-            on_accepted=store.keeper(server.round),
+            on_accepted=functools.partial(store.keep, server.round),
             trace=trace,
         )
         start = time.perf_counter()
@@ -251,9 +249,8 @@ class Run:
         """All metrics of a level's sub-model on the test set, or on other data in a form that ``Data`` takes."""
         federation = self.federation
         examples = federation.data.test if data is None else as_examples(data, "data")
-        level = federation.level_number(level)
-        state = federation.current_slice(level, self.server).look(self.server.state(level))
-        return federation.task.values(Worker(federation).score(level, max(self.server.round - 1, 0), state, examples))
+        score = Worker(federation).evaluate(self.server, federation.level_number(level), examples)
+        return federation.task.values(score)
 
     def model(self, level: int = -1) -> nn.Module:
         """The module of a level as it is now, ready for evaluation; -1 is the largest."""
@@ -265,12 +262,9 @@ class Run:
 
 
 def load_model(folder: str | Path, level: int = -1, **objects: Any) -> nn.Module:
-    """The model of a level after the last finished round of a run, ready for evaluation.
+    """The model of a level after the last finished round of a run, ready for evaluation; -1 is the largest.
 
-    Args:
-        folder: the run folder.
-        level: 0 is the smallest; -1 the largest.
-        objects: the objects that the run was made from, if any: ``model``, ``data``, ``method``, ``task``.
+    ``objects`` are those that the run was made from, if any: ``model``, ``data``, ``method``, ``task``.
     """
     records = RunFolder(Path(folder))
     if not records.checkpoint.exists():
@@ -286,17 +280,14 @@ def load_model(folder: str | Path, level: int = -1, **objects: Any) -> nn.Module
 def _check_measured(records: RunFolder, server: Server, level: int) -> None:
     """Refuses weights whose batch-norm statistics were not measured with them."""
     row = next(row for row in records.rows() if row["round"] == server.round)
+    problem = "so that its static batch-norm statistics were not measured"
     if row["accuracy"] is None:
-        raise RunError(
-            f"{records.path}: round {server.round}, the last finished one, was not evaluated, so that its static "
-            "batch-norm statistics were not measured; continue to a round that is, the last one for example: "
-            f"incofl run --resume --out {records.path}"
-        )
+        hint = f"continue to a round that is, the last one for example: incofl run --resume --out {records.path}"
+        last = f"round {server.round}, the last finished one, was not evaluated"
+        raise RunError(f"{records.path}: {last}, {problem}; {hint}")
     if level not in server.private:
-        raise RunError(
-            f"{records.path}: nobody trains level {level}, so that its static batch-norm statistics were not measured; "
-            f"load one of {sorted(server.private)}"
-        )
+        hint = f"load one of {sorted(server.private)}"
+        raise RunError(f"{records.path}: nobody trains level {level}, {problem}; {hint}")
 
 
 def _mean(values: list[float | None] | None) -> float | None:

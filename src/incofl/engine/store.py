@@ -6,7 +6,6 @@ the checkpoint names are there; any others are leftovers.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -56,14 +55,10 @@ class ClientStore:
                 self._replaced.append(self._path(client, before[1]))
         self._remember(client, clone(memory))
 
-    def keeper(self, round: int) -> Callable[[Upload], None]:
-        """A function that keeps what the client of an accepted upload remembers."""
-
-        def keep(upload: Upload) -> None:
-            if upload.memory:
-                self.put(upload.client, upload.level, round, upload.memory)
-
-        return keep
+    def keep(self, round: int, upload: Upload) -> None:
+        """Keeps what the client of an accepted upload remembers."""
+        if upload.memory:
+            self.put(upload.client, upload.level, round, upload.memory)
 
     def saved(self) -> None:
         """Deletes what is replaced for good: call it when the checkpoint is on disk."""

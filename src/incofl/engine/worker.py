@@ -67,10 +67,11 @@ class Worker:
         match job:
             case Job():
                 return self.train(server, job, memory)
-            case EvalJob():
-                return self.evaluate(server, job)
-            case MeasureJob():
-                return self.measure(server, job)
+            case EvalJob(level, start):
+                examples = self._federation.data.test.pick(slice(start, start + EVAL_CHUNK))
+                return self.evaluate(server, level, examples)
+            case MeasureJob(level):
+                return self.measure(server, level)
 
     def train(self, server: Server, job: Job, memory: Tensors | None = None) -> Upload:
         """One client's turn, with the slice of the server that it holds."""
@@ -98,11 +99,10 @@ class Worker:
             upload = train(module, given, on_device, f.method.client, f.local, f.task)
         return f.identified(upload, job)
 
-    def evaluate(self, server: Server, job: EvalJob) -> Score:
-        """The score of a level's sub-model on a part of the test set."""
-        f = self._federation
-        state = f.current_slice(job.level, server).look(server.state(job.level))
-        return self.score(job.level, server.round, state, f.data.test.pick(slice(job.start, job.start + EVAL_CHUNK)))
+    def evaluate(self, server: Server, level: int, examples: Examples) -> Score:
+        """The score of a level's sub-model on some examples."""
+        state = self._federation.current_slice(level, server).look(server.state(level))
+        return self.score(level, server.round, state, examples)
 
     def score(self, level: int, round: int, state: Tensors, examples: Examples, size: int = EVAL_BATCH) -> Score:
         """The score of a sub-model with some values on some examples, in batches of a size."""
@@ -113,14 +113,14 @@ class Worker:
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
             return evaluate(module, state, batches, f.task)
 
-    def measure(self, server: Server, job: MeasureJob) -> Tensors:
+    def measure(self, server: Server, level: int) -> Tensors:
         """Batch-norm statistics of a level's sub-model on a fixed sample of the training images."""
         f = self._federation
-        state = self._on_device(f.current_slice(job.level, server).look(server.state(job.level)))
+        state = self._on_device(f.current_slice(level, server).look(server.state(level)))
         images = f.data.train
         chosen = torch.randperm(len(images), generator=torch_rng(f.seed, Purpose.MEASURING, 0))[: f.measured]
         parts = chosen.tensor_split(-(-len(chosen) // MEASURED_BATCH))  # of equal weight, so of equal size
-        module = self.module(job.level, server.round)
+        module = self.module(level, server.round)
         batches = (self.input(module, f.data.pipeline.test(images.pick(part).x)) for part in parts)
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
             return measure_buffers(module, state, batches)

@@ -7,7 +7,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -66,12 +66,9 @@ class Fleet:
         refused = [{"node": str(node), "reason": reason} for node, reason in sorted(self.refused.items())]
         write_json(self._path, {"run": self.run, "nodes": entries, "refused": refused})
 
-    def keeper(self, round: int) -> Callable[[Upload], None]:
-        def keep(upload: Upload) -> None:
-            if self._remembers:
-                self.manifest[upload.client] = upload.level, round
-
-        return keep
+    def keep(self, round: int, upload: Upload) -> None:
+        if self._remembers:
+            self.manifest[upload.client] = upload.level, round
 
     def restore(self, manifest: Manifest) -> None:
         self.manifest = dict(manifest)
