@@ -47,14 +47,12 @@ class Backend:
 
     def memories(self, config: Config, federation: Federation, folder: Path) -> Memories:
         """What clients remember."""
-        return ClientStore(federation, folder, config.engine.client_memory)
+        self._store = ClientStore(federation, folder, config.engine.client_memory)
+        return self._store
 
-    def executor(
-        self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: Memories
-    ) -> Executor:
+    def executor(self, config: Config, federation: Federation, rounds: int, trace: Trace) -> Executor:
         """Computes the clients' turns; from here on the folder belongs to this run."""
-        assert isinstance(memories, ClientStore)
-        return make_executor(config, federation, rounds, trace, memories)
+        return make_executor(config, federation, rounds, trace, self._store)
 
     def gather(self, federation: Federation, round: int) -> tuple[Federation, Sequence[int] | None]:
         """The federation as its clients are before a round, and those that can be reached (``None``: all)."""

@@ -64,9 +64,8 @@ def load_checkpoint(path: Path, start: Server, identity: Identity | None = None)
         raise RunError(f"{path}: checkpoint format {header.get('format')}, expected {FORMAT}")
     for what, expected in (identity or {}).items():
         if header.get(what) != expected:
-            raise RunError(
-                f"{path}: checkpoint of another {what} ({header.get(what)}, expected {expected}); choose another folder"
-            )
+            found = f"checkpoint of another {what} ({header.get(what)}, expected {expected})"
+            raise RunError(f"{path}: {found}; choose another folder")
     fields: dict[str, Any] = {"shared": {}, "private": {}, "extra": {}, "states": {}}
     for key, value in tensors.items():
         kind, _, name = key.partition("/")

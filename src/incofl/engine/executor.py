@@ -1,6 +1,6 @@
 """Where clients' turns are computed. An executor decides place and time, never the result."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -54,7 +54,7 @@ class Died(Exception):
     """A job has no result because its workers are gone; the message says how."""
 
 
-class LocalExecutor(ABC):
+class LocalExecutor(Executor):
     """An executor that computes jobs on machines of its own; a subclass says where."""
 
     def __init__(self, federation: Federation, trace: Trace | None = None, store: ClientStore | None = None) -> None:
@@ -66,10 +66,6 @@ class LocalExecutor(ABC):
     @abstractmethod
     def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
         """The jobs in their order with what comes of each, or ``Died``; grouped as they become ready."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Frees processes and memory."""
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
         for finished in self._compute(server, jobs):

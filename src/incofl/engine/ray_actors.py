@@ -39,11 +39,7 @@ PATIENCE = 120  # seconds that a run without a single living actor waits for one
 STARTS = 3  # so many actors may die in a row before they have started
 
 # No report of use, no advice, and workers as eager as any process.
-_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_worker_niceness": "0",
-}
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
 
 
 class Actor:
@@ -116,10 +112,8 @@ class RayActors(Pool[_ActorHandle]):
         pending = {worker.result: worker for worker in self._pool if worker.task or not worker.ready}
         patience = None if any(worker.ready for worker in self._pool) else PATIENCE
         if not self._ray.wait(list(pending), timeout=patience)[0]:
-            raise RunError(
-                f"engine.executor: no Ray actor has started for {PATIENCE} s, expected one core that is free "
-                f"(of {self._cluster.cores} in the cluster); see: ray status"
-            )
+            want = f"expected one core that is free (of {self._cluster.cores} in the cluster); see: ray status"
+            raise RunError(f"engine.executor: no Ray actor has started for {PATIENCE} s, {want}")
         done, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0)
         for worker in [pending[ref] for ref in done if not pending[ref].ready]:
             self._started(worker)
@@ -132,10 +126,9 @@ class RayActors(Pool[_ActorHandle]):
         except Died as death:
             self._failures += 1
             if self._failures == STARTS:
-                raise RunError(
-                    f"engine.executor: {STARTS} Ray actors in a row died at their start ({death}), expected "
-                    "nodes with enough memory that have incofl installed, the same version as here"
-                ) from death
+                want = "expected nodes with enough memory that have incofl installed, the same version as here"
+                found = f"{STARTS} Ray actors in a row died at their start ({death})"
+                raise RunError(f"engine.executor: {found}, {want}") from death
             self._pool[self._pool.index(worker)] = self._start()
         else:
             worker.ready, self._failures = True, 0

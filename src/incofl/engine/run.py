@@ -17,7 +17,6 @@ from incofl.data import Data, as_examples
 from incofl.engine.backend import Backend
 from incofl.engine.build import outline
 from incofl.engine.checkpoint import Manifest, checkpoint_round, load_checkpoint, save_checkpoint, write_json
-from incofl.engine.executor import Executor
 from incofl.engine.progress import Lines, Progress, TensorBoard
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.run_folder import Row, RunFolder, new_folder, summarise
@@ -158,7 +157,7 @@ class Run:
         self._trace = Trace(on=config.engine.trace)
         stack.callback(self._finish)
         left = config.rounds - self.server.round
-        self._executor: Executor = self._backend.executor(config, federation, left, self._trace, self._store)
+        self._executor = self._backend.executor(config, federation, left, self._trace)
         stack.callback(self._executor.close)
 
     def _finish(self) -> None:

@@ -74,10 +74,8 @@ class ClientStore:
         self._bytes = 0
         expected = {self._path(client, round) for client, (_, round) in manifest.items()}
         if missing := sorted(path for path in expected if not path.exists()):
-            raise RunError(
-                f"{missing[0]}: the memory of a client is missing ({len(missing)} in all); the run cannot be "
-                "continued without it: restore the file, or start again in another folder"
-            )
+            hint = "the run cannot be continued without it: restore the file, or start again in another folder"
+            raise RunError(f"{missing[0]}: the memory of a client is missing ({len(missing)} in all); {hint}")
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             if path not in expected:
                 path.unlink()

@@ -64,7 +64,7 @@ class FlowerBackend(Backend):
         self._fleet = Fleet(self._grid, self._settings, self._nodes_file, federation)
         return self._fleet
 
-    def executor(self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: object) -> Executor:
+    def executor(self, config: Config, federation: Federation, rounds: int, trace: Trace) -> Executor:
         settings = self._settings
         self._least = max(1, settings.min_nodes or config.cohort_size, settings.min_replies)
         self._executor = GridExecutor(self._grid, settings, config, federation, self._fleet, trace)
