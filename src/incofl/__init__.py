@@ -7,9 +7,8 @@ if TYPE_CHECKING:
     from incofl.client import ClientRule, Local, LocalSettings, Upload
     from incofl.config import Config, load_config, make_config
     from incofl.data import Data
-    from incofl.engine.load import load_model
     from incofl.engine.round import run_round
-    from incofl.engine.run import Result, Run, run
+    from incofl.engine.run import Result, Run, load_model, run
     from incofl.inco import InCo, mix
     from incofl.layout import Axes, Axis, Layout
     from incofl.method import Method, ServerRule
@@ -34,9 +33,8 @@ _PLACES = {
     "data": "Data",
     "inco": "InCo mix",
     "method": "Method ServerRule",
-    "engine.run": "Result Run run",
+    "engine.run": "Result Run load_model run",
     "methods.server_optimizers": "ServerAdam ServerMomentum ServerSchedule ServerYogi",
-    "engine.load": "load_model",
     "models": "make_model",
     "engine.round": "run_round",
 }

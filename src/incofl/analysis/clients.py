@@ -19,7 +19,6 @@ from incofl.client import Upload
 from incofl.data import Examples
 from incofl.data.pipeline import eval_batches
 from incofl.engine.checkpoint import load_checkpoint
-from incofl.engine.executor import make_store
 from incofl.engine.federation import Federation, Job
 from incofl.engine.store import ClientStore
 from incofl.engine.worker import Worker, one_thread
@@ -111,7 +110,7 @@ class Replay:
 
     @cached_property
     def _store(self) -> ClientStore:
-        store = make_store(self.federation, self.run.folder.memories)
+        store = ClientStore(self.federation, self.run.folder.memories)
         store.manifest = load_checkpoint(self.run.folder.checkpoint, self.federation.start()).memories
         return store
 

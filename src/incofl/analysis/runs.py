@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from incofl.config import UNBOUND, Config, load_config, read_toml
-from incofl.engine.build import build, build_model
+from incofl.engine.build import build, outline
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint
 from incofl.engine.federation import Federation
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import RunError
 from incofl.layout import Layout
-from incofl.models import Model
 from incofl.server import Server
 
 
@@ -48,13 +47,13 @@ class RecordedRun:
         return load_config(self.folder.config)
 
     @cached_property
-    def model(self) -> Model:
-        """The server model; needs no data files."""
-        return build_model(self.config)
+    def outline(self) -> Federation:
+        """The federation without its data; needs no data files."""
+        return outline(self.config)
 
     @property
     def layout(self) -> Layout:
-        return self.model.layout
+        return self.outline.model.layout
 
     @cached_property
     def federation(self) -> Federation:
@@ -69,7 +68,7 @@ class RecordedRun:
 
     def server(self, round: int | None = None) -> Server:
         """Returns the server after a recorded round, by default the last."""
-        start = Server(self.layout, self.model.initial)
+        start = self.outline.start()
         if round is None or round == self.recorded[-1]:
             return load_checkpoint(self.folder.checkpoint, start).server
         if round not in self.recorded:

@@ -19,7 +19,6 @@ from incofl.analysis.analyze import Findings, NotRecordedError, Options, cell, e
 from incofl.analysis.layers import LOOKS, Array, Contest, Layers, groups_of
 from incofl.analysis.plots import drawn, short
 from incofl.analysis.runs import RecordedRun
-from incofl.engine.build import build_method, build_splitter, client_levels
 from incofl.errors import RunError
 from incofl.server import Server
 from incofl.split import Slice
@@ -116,16 +115,13 @@ def update_rounds(run: RecordedRun) -> list[int]:
 
 def updates(run: RecordedRun, names: Collection[str], rounds: Sequence[int]) -> Iterator[tuple[int, Tensors]]:
     """Yields the aggregated updates of some parameters, round by round; each state is read once, no data files."""
-    cohorts, method = {row["round"]: row["clients"] for row in run.rows}, build_method(run.config)
-    splitter = build_splitter(run.config, run.model, method)
-    levels, last = client_levels(run.config, len(splitter.depths)), len(splitter.depths) - 1
-    fixed = {"own": None, "smallest": 0}.get(method.level, last)
-    after: Server | None = None
+    cohorts, outline = {row["round"]: row["clients"] for row in run.rows}, run.outline
+    by_client, after = outline.splitter.by_client, None
     for round in rounds:
         before = after if after is not None and after.round == round - 1 else run.server(round - 1)
         after = run.server(round)
-        cohort = [(levels[c] if fixed is None else fixed, c if splitter.by_client else None) for c in cohorts[round]]
-        slices = {key: splitter.slice(run.layout, key[0], round - 1, key[1]) for key in sorted(set(cohort))}
+        cohort = [(outline.level_of(client), client if by_client else None) for client in cohorts[round]]
+        slices = {key: outline.slice(key[0], round - 1, key[1]) for key in sorted(set(cohort))}
         holders = [(key[0], slice_, cohort.count(key)) for key, slice_ in slices.items()]
         yield round, update_between(before, after, names, holders)
 

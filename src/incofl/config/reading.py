@@ -15,13 +15,21 @@ from incofl.errors import ConfigError, nearest
 from incofl.methods import all_options
 from incofl.options import from_table
 
+AnyConfig = Config | Mapping[str, Any] | str | Path | None
 
-def make_config(values: Mapping[str, Any] | None = None, overrides: Iterable[str] = (), **objects: Any) -> Config:
+
+def make_config(values: AnyConfig = None, overrides: Iterable[str] = (), **objects: Any) -> Config:
     """A checked config from nested values (as read from TOML), ``key=value`` overrides, and objects.
 
-    Objects replace what the config says: ``model``, ``data``, ``method`` and ``task``.
+    The values may also be a config, the name of a preset, or the path of a TOML file. Objects replace what the config
+    says: ``model``, ``data``, ``method`` and ``task``.
     """
-    tree: dict[str, Any] = copy.deepcopy(dict(values or {}))
+    if unknown := sorted(objects.keys() - OBJECTS.keys()):
+        raise TypeError(f"got an unexpected argument {unknown[0]!r}, expected one of {', '.join(OBJECTS)}")
+    if isinstance(values, Config):  # perhaps one that was put together by hand
+        objects = values.objects | {kind: value for kind, value in objects.items() if value is not None}
+        values = values.to_dict()
+    tree: dict[str, Any] = copy.deepcopy(dict(values) if isinstance(values, Mapping) else read_values(values))
     for override in overrides:
         _set(tree, override)
     # Dates, which TOML has, as they are written; null, which it does not have, is written "none".
@@ -37,7 +45,7 @@ def make_config(values: Mapping[str, Any] | None = None, overrides: Iterable[str
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), **objects: Any) -> Config:
     """Reads a TOML file, or a preset by its name, and applies overrides and objects."""
-    return make_config(read_values(path), overrides, **objects)
+    return make_config(path, overrides, **objects)
 
 
 def read_values(path: str | Path | None) -> dict[str, Any]:

@@ -8,16 +8,17 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
+from torch import Tensor, nn
 
 from incofl.client import LocalSettings, Setting, Upload
 from incofl.costs import Cost, costs
 from incofl.data import Data
+from incofl.errors import ConfigError
 from incofl.method import Method
 from incofl.models import Model
 from incofl.seeds import Purpose, numpy_rng
 from incofl.server import Server
-from incofl.split import Slice, Splitter
+from incofl.split import Slice, Splitter, submodel
 from incofl.task import CLASSIFICATION, Task
 
 
@@ -160,6 +161,21 @@ class Federation:
     def current_slice(self, level: int, server: Server) -> Slice:
         """The slice of a level in the last finished round: what is evaluated."""
         return self.slice(level, max(server.round - 1, 0))
+
+    def level_number(self, level: int) -> int:
+        """The number of a level, where -1 is the largest."""
+        levels = len(self.splitter.depths)
+        if not -levels <= level < levels:
+            raise ConfigError(f"level: got {level}, expected 0 to {levels - 1}, or -1 for the largest")
+        return level % levels
+
+    def module(self, server: Server, level: int) -> nn.Module:
+        """The module of a level with the server's values, ready for evaluation; -1 is the largest."""
+        level = self.level_number(level)
+        slice_ = self.current_slice(level, server)
+        module = submodel(self.model.template, self.model.layout, slice_)
+        module.load_state_dict(slice_.take(server.state(level)))
+        return module.eval()
 
     @cached_property
     def _slices(self) -> dict[tuple[int, int, int | None], Slice]:

@@ -14,13 +14,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from incofl.config import Config, make_config, read_values
+from incofl.config import AnyConfig, Config, make_config
 from incofl.config.resolve import GIVEN, OBJECTS, name_of
 from incofl.costs import human, read_limits
 from incofl.data import Data
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
-from incofl.engine.run import AnyConfig, AnyModel, Result, run
+from incofl.engine.run import AnyModel, Result, run
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError, IncoflError
 from incofl.flower.backend import FlowerBackend
@@ -83,10 +83,7 @@ def serve(grid: Grid, config: Config, settings: Settings) -> Result:
 
 
 def _config(given: AnyConfig, overrides: list[str], objects: Mapping[str, Any]) -> Config:
-    if isinstance(given, Config):
-        objects = given.objects | {kind: value for kind, value in objects.items() if value is not None}
-        given = given.to_dict()
-    config = make_config(given if isinstance(given, Mapping) else read_values(given), overrides, **objects)
+    config = make_config(given, overrides, **objects)
     if config.engine.compile:
         raise ConfigError("engine.compile: got true, expected false: nodes are new processes in every turn")
     return config

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from incofl.client import Upload
 from incofl.config import Config
 from incofl.data import Data, Examples
+from incofl.engine.backend import Backend
 from incofl.engine.build import build
 from incofl.engine.executor import Executor, InProcess, Lost
 from incofl.engine.federation import Federation, Job
@@ -41,7 +42,7 @@ from incofl.tensors import Tensors, clone
 FACTS = ("name", "classes", "vocabulary", "sequence")  # attributes of ``Data`` that one node's may not show
 
 
-class FlowerBackend:
+class FlowerBackend(Backend):
     """Nodes that come and go."""
 
     def __init__(self, grid: Grid, settings: Settings) -> None:
@@ -63,12 +64,14 @@ class FlowerBackend:
         self._fleet = Fleet(self._grid, self._settings, self._nodes_file, federation)
         return self._fleet
 
-    def executor(self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: object) -> Executor:
+    def executor(self, config: Config, federation: Federation, rounds: int, trace: Trace) -> Executor:
         settings = self._settings
         self._least = max(1, settings.min_nodes or config.cohort_size, settings.min_replies)
-        executor = GridExecutor(self._grid, settings, config, federation, self._fleet, trace)
-        self.observed = executor.observed
-        return executor
+        self._executor = GridExecutor(self._grid, settings, config, federation, self._fleet, trace)
+        return self._executor
+
+    def observed(self) -> Row:
+        return self._executor.observed()
 
     def gather(self, federation: Federation, round: int) -> tuple[Federation, Sequence[int] | None]:
         self._fleet.gather(round, self._least)

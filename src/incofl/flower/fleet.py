@@ -7,7 +7,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -16,9 +16,8 @@ from flwr.serverapp import Grid
 
 from incofl.client import Upload
 from incofl.costs import DeviceClass, assign
-from incofl.engine.checkpoint import write_json
+from incofl.engine.checkpoint import Manifest, write_json
 from incofl.engine.federation import ClientLevels, Federation
-from incofl.engine.store import Manifest
 from incofl.errors import ConfigError, RunError
 from incofl.flower.protocol import VERSION, Answer, Refusal, decode_answer
 from incofl.flower.settings import Settings
@@ -67,12 +66,9 @@ class Fleet:
         refused = [{"node": str(node), "reason": reason} for node, reason in sorted(self.refused.items())]
         write_json(self._path, {"run": self.run, "nodes": entries, "refused": refused})
 
-    def keeper(self, round: int) -> Callable[[Upload], None]:
-        def keep(upload: Upload) -> None:
-            if self._remembers:
-                self.manifest[upload.client] = upload.level, round
-
-        return keep
+    def keep(self, round: int, upload: Upload) -> None:
+        if self._remembers:
+            self.manifest[upload.client] = upload.level, round
 
     def restore(self, manifest: Manifest) -> None:
         self.manifest = dict(manifest)

@@ -35,9 +35,7 @@ NOT_ANALYSED = "<p>Similarity, features, updates and InCo by layer: add them wit
 def write_report(paths: Sequence[Path], out: Path, title: str | None = None) -> Groups:
     """Reads run folders, or folders that hold some, and writes the page; returns what is on it."""
     groups = read_groups(paths)
-    text = make_page(groups, title)
-    with atomic_write(out) as file:
-        file.write(text.encode())
+    atomic_write(out, make_page(groups, title).encode())
     return groups
 
 
