@@ -1,4 +1,4 @@
-"""Update transforms: pure functions of the aggregated update, chained, with state that is checkpointed."""
+"""Update transforms: chained functions of the aggregated update, which they may change in place, with saved state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

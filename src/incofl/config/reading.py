@@ -9,29 +9,40 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from incofl.config.resolve import OBJECTS, find, name_of, resolve
+from incofl.config.resolve import OBJECTS, changed_options, find, name_of, resolve
 from incofl.config.schema import KEYS, SECTIONS, Config
 from incofl.errors import ConfigError, nearest
-from incofl.methods import all_options
+from incofl.methods import METHODS, all_options
 from incofl.options import from_table
 
+Values = Mapping[str, Any]
+RENAMED = {"aggregate.server_lr": "server.lr"}  # keys of earlier versions
 
-def make_config(values: Mapping[str, Any] | None = None, overrides: Iterable[str] = (), **objects: Any) -> Config:
-    """A checked config from nested values (as read from TOML), ``key=value`` overrides, and objects.
 
-    Objects replace what the config says: ``model``, ``data``, ``method`` and ``task``.
+def make_config(values: Values | Config | None = None, overrides: Iterable[str] = (), **objects: Any) -> Config:
+    """A checked config from nested values (as read from TOML) or a config, ``key=value`` overrides, and objects.
+
+    Objects replace what the config says: ``model``, ``data``, ``method`` and ``task``. Options that are given for a
+    method apply to its object, too.
     """
+    if isinstance(values, Config):
+        other_method = objects.get("method") is not None
+        objects = values.objects | {kind: value for kind, value in objects.items() if value is not None}
+        plain = values.to_dict()
+        values = {key: plain[key] for key in KEYS} | changed_options(values) if other_method else plain
     tree: dict[str, Any] = copy.deepcopy(dict(values or {}))
     for override in overrides:
         _set(tree, override)
     # Dates, which TOML has, as they are written; null, which it does not have, is written "none".
     text = json.dumps(tree, default=str)
     tree = json.loads(text, object_hook=lambda table: {k: None if v == "none" else v for k, v in table.items()})
+    given = {}
     for kind, value in objects.items():
         if value is not None:
             table, key = OBJECTS[kind]
-            (tree.setdefault(table, {}) if table else tree)[key] = name_of(value)
-    given = {kind: value for kind, value in objects.items() if value is not None and not isinstance(value, str)}
+            (tree.setdefault(table, {}) if table else tree)[key] = name = name_of(value)
+            if not isinstance(value, str) and name not in METHODS:  # an object of the table is its name
+                given[kind] = value
     return resolve(_checked(tree, given))
 
 
@@ -84,12 +95,15 @@ def _set(tree: dict[str, Any], override: str) -> None:
 def _checked(tree: dict[str, Any], objects: dict[str, Any]) -> Config:
     """The config of a tree, whose tables are sections of ``Config`` or of methods."""
     method = tree.get("method", Config.method)
-    named = isinstance(method, str) and ":" in method  # your own, which may have sections of its own
-    options = all_options() | (find("method", method, objects).options if named else {})
-    sections = SECTIONS | {key: type(value) for key, value in options.items()}
+    sections = SECTIONS | all_options()
+    if isinstance(method, str) and ":" in method:  # your own, which may have sections of its own
+        sections |= find("method", method, objects).options
+    dotted = {f"{key}.{name}" for key, table in tree.items() if isinstance(table, dict) for name in table}
+    for old in RENAMED.keys() & dotted:
+        raise ConfigError(f"config: unknown key {old!r}; did you mean {RENAMED[old]!r}?")
     for key in tree:
         if key not in KEYS and key not in sections:
-            elsewhere = [name for name, cls in sections.items() if key in (f.name for f in dataclasses.fields(cls))]
+            elsewhere = [name for name, own in sections.items() if key in (f.name for f in dataclasses.fields(own))]
             hint = f"; did you mean '{elsewhere[0]}.{key}'?" if elsewhere else nearest(key, [*KEYS, *sections])
             raise ConfigError(f"config: unknown key {key!r}{hint}")
     known = {key: from_table(sections[key], value, key) if key in sections else value for key, value in tree.items()}

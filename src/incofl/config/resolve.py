@@ -1,7 +1,6 @@
 """From what a config says to what it means: the method, data, model and task that it names, and all defaults."""
 
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from incofl.data import Data, Source, find_source, source_of
 from incofl.errors import ConfigError
 from incofl.imports import load_attribute
 from incofl.method import Method
-from incofl.methods import METHODS, find_method
+from incofl.methods import METHODS, find_method, with_common_parts
 from incofl.models import Family, find_family
 from incofl.task import Task, find_task
 
@@ -46,10 +45,12 @@ def find(kind: str, name: str, objects: Mapping[str, Any]) -> Any:
     if kind == "model":
         return find_family(name if given is None else given)
     expected, by_name = _KINDS[kind]
+    if not isinstance(given, expected | None):
+        raise ConfigError(f"{kind}: got {given!r:.60}, expected a name or an object of type {expected.__name__}")
+    if kind == "method":
+        return with_common_parts(given or find_method(name))
     if given is None:
         return by_name(name)
-    if not isinstance(given, expected):
-        raise ConfigError(f"{kind}: got {given!r:.60}, expected a name or an object of type {expected.__name__}")
     return source_of(given) if kind == "data" else given
 
 
@@ -122,15 +123,17 @@ def _for_run(options: Any, config: Config) -> Any:
 
 
 def _options(config: Config, method: Method) -> dict[str, Any]:
-    """The options of the method, by section; an object keeps its own, and a warning names sections that differ."""
-    own = {key: _for_run(value, config) for key, value in method.options.items()}
-    asked = {key: _for_run(value, config) for key, value in config.methods.items() if key in own}
-    if "method" not in config.objects:
-        return own | asked
-    if ignored := [f"[{key}]" for key in asked if asked[key] != own[key]]:
-        reason = "the method is an object, which has its own options"
-        warnings.warn(f"config: ignored {', '.join(ignored)}: {reason}", stacklevel=4)
-    return own
+    """The options of the method, by section: its own, or what the config says; other sections are left out."""
+    return {key: _for_run(config.methods.get(key, own), config) for key, own in method.options.items()}
+
+
+def changed_options(config: Config) -> dict[str, dict[str, Any]]:
+    """What a resolved config says differently than its method, by section: what another method can take over."""
+    changed = {}
+    for key, own in _options(replace(config, methods={}), find("method", config.method, config.objects)).items():
+        options = vars(config.methods.get(key, own))
+        changed[key] = {name: value for name, value in options.items() if value != getattr(own, name)}
+    return {key: values for key, values in changed.items() if values}
 
 
 def _split(split: SplitConfig, method: Method, family: Family, depth: int | None) -> SplitConfig:

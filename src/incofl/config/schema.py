@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
@@ -240,6 +241,8 @@ class Config:
     def digest(self) -> str:
         """Identifies everything that can change results: a run may be resumed only under the same digest."""
         values = {key: value for key, value in self.flat().items() if key not in UNBOUND}
+        if "method" in self.objects:  # whose parts may have parameters that no section of a config has
+            values["method"] = re.sub(r" at 0x[0-9a-f]+", "", repr(self.objects["method"]))
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def flat(self) -> dict[str, Any]:
@@ -252,7 +255,7 @@ class Config:
 
 # The keys of a file, and which of them are tables, in addition to those of methods.
 KEYS = tuple(f.name for f in fields(Config) if f.name not in ("methods", "objects"))
-SECTIONS = {key: hint for key, hint in get_type_hints(Config).items() if is_dataclass(hint)}
+SECTIONS = {key: value for key, value in vars(Config()).items() if is_dataclass(value)}
 
 
 def _plain(value: Any) -> Any:

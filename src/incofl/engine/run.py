@@ -270,11 +270,7 @@ class Run:
 
 
 def _as_config(config: AnyConfig, **objects: Any) -> Config:
-    if isinstance(config, Config):  # one that was put together by hand is checked here
-        return make_config(
-            config.to_dict(), **{**config.objects, **{k: v for k, v in objects.items() if v is not None}}
-        )
-    if isinstance(config, Mapping):
+    if isinstance(config, Config | Mapping):  # a config that was put together by hand is checked, too
         return make_config(config, **objects)
     return load_config(config, **objects)
 

@@ -42,7 +42,7 @@ def make_server_app(
         settings: the fields of ``Settings``; Flower's run config may override them.
     """
     chosen, objects = (
-        from_table(Settings, settings, "settings"),
+        from_table(Settings(), settings, "settings"),
         {"model": model, "data": data, "method": method, "task": task},
     )
     app = ServerApp()

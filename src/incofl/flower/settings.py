@@ -62,7 +62,7 @@ def read_node_config(given: Mapping[str, Any], strict: bool) -> NodeConfig:
     """The config of a node; ``strict``: refuses unknown keys."""
     known = {field.name for field in dataclasses.fields(NodeConfig)}
     table = {key.replace("-", "_"): value for key, value in given.items()}
-    return from_table(NodeConfig, {k: v for k, v in table.items() if strict or k in known}, "node-config")
+    return from_table(NodeConfig(), {k: v for k, v in table.items() if strict or k in known}, "node-config")
 
 
 NAMES = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(Settings)}

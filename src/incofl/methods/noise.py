@@ -43,6 +43,7 @@ class DeepNoise(Stateless):
 
     options: UploadNoise = field(default_factory=UploadNoise)
     name = "noise"
+    needs_shared_model = True
 
     def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
         rng, record = torch_rng(context.seed, Purpose.DEEP_NOISE, context.round), Record()
