@@ -24,127 +24,95 @@ UNBOUND |= {f"engine.{key}" for key in ("executor", "workers", "address", "trace
 
 @options("data")
 class DataConfig:
-    """Which data, and who holds them.
+    """Which data, and who holds them."""
 
-    Attributes:
-        name: the data set (``incofl list datasets``), or your own ``Data`` as ``package.module:attribute``.
-        root: the folder that holds its files; the embedded digits need none.
-        partition: ``dirichlet`` (label skew), ``iid``, ``natural`` (clients that the data come with, largest first),
-            ``virtual`` (any number of clients that draw ``examples`` examples each from the data set, with a Dirichlet
-            label mix of their own), or what suits the data.
-        alpha: concentration of the Dirichlet partition; small is very uneven, large is even.
-        clients: number of clients; left out, those that your own data come with, or 20.
-        limit: use only this number of training examples, drawn by the seed.
-        examples: number of examples of each client of a virtual partition.
-        side: side in pixels at which images are shown to the model; left out, what suits the model.
-    """
-
+    # the data set (``incofl list datasets``), or your own ``Data`` as ``package.module:attribute``
     name: str = "digits"
-    root: str = "data"
+    root: str = "data"  # the folder that holds its files; the embedded digits need none
+    # ``dirichlet`` (label skew), ``iid``, ``natural`` (clients that the data come with, largest first), ``virtual``
+    # (any number of clients that draw ``examples`` examples each from the data set, with a Dirichlet label mix of their
+    # own), or what suits the data
     partition: Literal["iid", "dirichlet", "natural", "virtual", "auto"] = "auto"
+    # concentration of the Dirichlet partition; small is very uneven, large is even
     alpha: Annotated[float, Gt(0), Le(1e6)] = 0.5
-    clients: Count | Literal["auto"] = "auto"
-    limit: Count | None = None
-    examples: Count = 100
+    clients: Count | Literal["auto"] = "auto"  # number of clients; left out, those that your own data come with, or 20
+    limit: Count | None = None  # use only this number of training examples, drawn by the seed
+    examples: Count = 100  # number of examples of each client of a virtual partition
+    # side in pixels at which images are shown to the model; left out, what suits the model
     side: Annotated[int, Ge(4), Le(1024)] | None = None
 
 
 @options("model")
 class ModelConfig:
-    """The server model, named by the largest member of its family.
+    """The server model, named by the largest member of its family."""
 
-    Attributes:
-        name: the model (``incofl list models``), your own as ``package.module:attribute``, or what suits the data.
-        width: multiplier of all channel numbers of the server model; left out, what suits the data.
-        stem: stem of a ResNet: ``imagenet`` (the paper's: 7x7, pooling), ``small`` (3x3), or what suits the data.
-        depth: blocks of a ViT or text transformer, layers of an LSTM; left out, as its name says.
-        dim: width of its residual stream or hidden state; left out, as its name says.
-        heads: heads of its attention; left out, as its name says.
-        patch: side of a ViT's patches in pixels; left out, 16, or an eighth of the side of small images.
-        pretrained: initial weights: a safetensors file, or a name on the Hugging Face Hub.
-        options: a table of arguments for your own model's factory.
-    """
-
+    # the model (``incofl list models``), your own as ``package.module:attribute``, or what suits the data
     name: str = "auto"
+    # multiplier of all channel numbers of the server model; left out, what suits the data
     width: Annotated[float, Gt(0), Le(4)] | None = None
+    # stem of a ResNet: ``imagenet`` (the paper's: 7x7, pooling), ``small`` (3x3), or what suits the data
     stem: Literal["imagenet", "small", "auto"] = "auto"
-    depth: Count | None = None
-    dim: Count | None = None
-    heads: Count | None = None
+    depth: Count | None = None  # blocks of a ViT or text transformer, layers of an LSTM; left out, as its name says
+    dim: Count | None = None  # width of its residual stream or hidden state; left out, as its name says
+    heads: Count | None = None  # heads of its attention; left out, as its name says
+    # side of a ViT's patches in pixels; left out, 16, or an eighth of the side of small images
     patch: Count | None = None
-    pretrained: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    pretrained: str | None = None  # initial weights: a safetensors file, or a name on the Hugging Face Hub
+    options: dict[str, Any] = field(default_factory=dict)  # a table of arguments for your own model's factory
 
 
 @options("split")
 class SplitConfig:
-    """The sizes of client models.
+    """The sizes of client models."""
 
-    Attributes:
-        kind: ``stage`` (first blocks of each stage), ``layer`` (first blocks of all), ``hetero`` (narrower layers), or
-            what suits method and model.
-        levels: the number of sizes, or one entry per size from small to large: blocks per stage such as
-            ``[1, 1, 2, 2]`` (stage), a number of blocks (layer), a share of the channels (hetero). Left out, five, or
-            what the model has.
-        depth: with hetero splitting: ``full``, ``scaled`` (the same share of blocks), or blocks per stage per level.
-        counts: number of clients of each level; left out, groups are equal. The first clients are the smallest.
-    """
-
+    # ``stage`` (first blocks of each stage), ``layer`` (first blocks of all), ``hetero`` (narrower layers), or what
+    # suits method and model
     kind: Kind | Literal["auto"] = "auto"
+    # the number of sizes, or one entry per size from small to large: blocks per stage such as ``[1, 1, 2, 2]`` (stage),
+    # a number of blocks (layer), a share of the channels (hetero). Left out, five, or what the model has
     levels: Count | tuple[int | float | tuple[int, ...], ...] | Literal["auto"] = "auto"
+    # with hetero splitting: ``full``, ``scaled`` (the same share of blocks), or blocks per stage per level
     depth: Literal["full", "scaled"] | tuple[int | tuple[int, ...], ...] = "full"
+    # number of clients of each level; left out, groups are equal. The first clients are the smallest
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None
 
 
 @options("task")
 class TaskConfig:
-    """What the model is trained for.
+    """What the model is trained for."""
 
-    Attributes:
-        name: ``classification``, ``multilabel``, ``regression``, ``next-token``, ``segmentation``, or your own ``Task``
-            as ``package.module:attribute``.
-    """
-
+    # ``classification``, ``multilabel``, ``regression``, ``next-token``, ``segmentation``, or your own ``Task`` as
+    # ``package.module:attribute``
     name: str = "classification"
 
 
 @options("aggregate")
 class AggregateConfig:
-    """How the server averages.
+    """How the server averages."""
 
-    Attributes:
-        weighting: ``uniform`` over those that hold a position (the paper's code), by ``samples``, or the method's own.
-        precision: dtype of the running sums.
-    """
-
+    # ``uniform`` over those that hold a position (the paper's code), by ``samples``, or the method's own
     weighting: Weighting | Literal["auto"] = "auto"
-    precision: Literal["float32", "float64"] = "float32"
+    precision: Literal["float32", "float64"] = "float32"  # dtype of the running sums
 
 
 @options("engine")
 class EngineConfig:
-    """Where turns are computed.
+    """Where turns are computed."""
 
-    Attributes:
-        executor: ``processes`` of this machine, ``ray`` (docs/cluster.md; needs the extra ``ray``), or ``auto``:
-            processes, and this process alone where ``workers`` is 1.
-        workers: number of processes that train clients, each on one core; 1: in this process; ``auto``: what is
-            fastest, or the value of the environment variable ``INCOFL_WORKERS``; on a cluster, one per core.
-        address: a running Ray cluster: ``auto``, ``HOST:6379`` or ``ray://HOST:10001``; left out, Ray starts here.
-        device: torch device of the clients' training; devices other than ``cpu`` are untested.
-        compile: train with ``torch.compile``: faster steps, but about a minute for each level at the start of every
-            process; needs a C++ compiler.
-        trace: write a timeline of the run, ``trace.json``, for Perfetto or chrome://tracing.
-        client_memory: bytes of client memory that are kept in RAM; the rest is on disk.
-    """
-
+    # ``processes`` of this machine, ``ray`` (docs/cluster.md; needs the extra ``ray``), or ``auto``: processes, and
+    # this process alone where ``workers`` is 1
     executor: Literal["auto", "processes", "ray"] = "auto"
+    # number of processes that train clients, each on one core; 1: in this process; ``auto``: what is fastest, or the
+    # value of the environment variable ``INCOFL_WORKERS``; on a cluster, one per core
     workers: Count | Literal["auto"] = "auto"
+    # a running Ray cluster: ``auto``, ``HOST:6379`` or ``ray://HOST:10001``; left out, Ray starts here
     address: str | None = None
-    device: str = "cpu"
+    device: str = "cpu"  # torch device of the clients' training; devices other than ``cpu`` are untested
+    # train with ``torch.compile``: faster steps, but about a minute for each level at the start of every process; needs
+    # a C++ compiler
     compile: bool = False
-    trace: bool = False
-    client_memory: Count = 2**30
+    trace: bool = False  # write a timeline of the run, ``trace.json``, for Perfetto or chrome://tracing
+    client_memory: Count = 2**30  # bytes of client memory that are kept in RAM; the rest is on disk
 
     def __post_init__(self) -> None:
         if self.address is not None and self.executor != "ray":
@@ -153,32 +121,23 @@ class EngineConfig:
 
 @options("eval")
 class EvalConfig:
-    """When the server model is evaluated.
+    """When the server model is evaluated."""
 
-    Attributes:
-        every: number of rounds between two evaluations; the last round is always evaluated.
-        limit: use only this number of test examples, drawn by the seed.
-        measured: number of training images, drawn by the seed, on which static batch-norm statistics are measured.
-    """
-
-    every: Count = 1
-    limit: Count | None = None
+    every: Count = 1  # number of rounds between two evaluations; the last round is always evaluated
+    limit: Count | None = None  # use only this number of test examples, drawn by the seed
+    # number of training images, drawn by the seed, on which static batch-norm statistics are measured
     measured: Count = 5000
 
 
 @options("record")
 class RecordConfig:
-    """What a run keeps for later analysis (``incofl analyze``), in addition to its last state.
+    """What a run keeps for later analysis (``incofl analyze``), in addition to its last state."""
 
-    Attributes:
-        every: keep the server's state before the first round and after every this many rounds; 0: only the last.
-        window: the first and the last of some rounds after each of which the state is kept too, such as ``[40, 50]``.
-        tensorboard: write TensorBoard event files into the run folder; needs the extra ``tensorboard``.
-    """
-
+    # keep the server's state before the first round and after every this many rounds; 0: only the last
     every: Annotated[int, Ge(0)] = 0
+    # the first and the last of some rounds after each of which the state is kept too, such as ``[40, 50]``
     window: tuple[Count, Count] | None = None
-    tensorboard: bool = False
+    tensorboard: bool = False  # write TensorBoard event files into the run folder; needs the extra ``tensorboard``
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window[0] > self.window[1]:
@@ -192,22 +151,16 @@ class RecordConfig:
 
 @options("")
 class Config:
-    """A run, completely.
+    """A run, completely."""
 
-    Attributes:
-        seed: seed of every random stream: initial weights, partition, cohorts, batches, augmentation.
-        rounds: number of rounds.
-        method: the method (``incofl list methods``), or your own ``Method`` as ``package.module:attribute``.
-        cohort: clients per round: a count, or a ratio below 1.
-        buffers: batch-norm statistics: ``per-level`` (each size has its own), ``average`` over all (the paper),
-            ``static`` (measured for each size before an evaluation, on training images), or the method's own.
-        methods: the options of methods, by section; in a file each section is a table of its own such as ``[inco]``.
-    """
-
+    # seed of every random stream: initial weights, partition, cohorts, batches, augmentation
     seed: Annotated[int, Ge(0)] = 0
-    rounds: Count = 50
+    rounds: Count = 50  # number of rounds
+    # the method (``incofl list methods``), or your own ``Method`` as ``package.module:attribute``
     method: str = "incoavg"
-    cohort: Count | Annotated[float, Gt(0), Lt(1)] = 0.4
+    cohort: Count | Annotated[float, Gt(0), Lt(1)] = 0.4  # clients per round: a count, or a ratio below 1
+    # batch-norm statistics: ``per-level`` (each size has its own), ``average`` over all (the paper), ``static``
+    # (measured for each size before an evaluation, on training images), or the method's own
     buffers: BufferPolicy | Literal["auto"] = "auto"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -218,6 +171,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+    # the options of methods, by section; in a file each section is a table of its own such as ``[inco]``
     methods: dict[str, Any] = field(default_factory=dict)
     objects: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
