@@ -12,7 +12,7 @@ from pathlib import Path
 import tomli_w
 
 from incofl.config import Config, make_config
-from incofl.methods import METHODS, all_options, with_common_parts
+from incofl.methods import METHODS, all_options, find_method
 from incofl.options import expected
 
 HEAD = """\
@@ -89,7 +89,7 @@ def summary(section: type) -> str:
 def users(section: str) -> str:
     """The methods that read a section."""
     everybody = [name for name in METHODS if "+" not in name]
-    bases = [name for name in everybody if section in with_common_parts(METHODS[name]).options]
+    bases = [name for name in everybody if section in find_method(name).options]
     added = [
         key for key in ("inco", "noise", "momentum", "adam", "yogi") if section in METHODS[f"heteroavg+{key}"].options
     ]

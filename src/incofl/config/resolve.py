@@ -10,14 +10,15 @@ from incofl.data import Data, Source, find_source, source_of
 from incofl.errors import ConfigError
 from incofl.imports import load_attribute
 from incofl.method import Method
-from incofl.methods import METHODS, find_method, with_common_parts
+from incofl.methods import METHODS, find_method
 from incofl.models import Family, find_family
 from incofl.task import Task, find_task
 
 # Where the name of each kind of object stands in a config: table and key.
 OBJECTS = {"model": ("model", "name"), "data": ("data", "name"), "method": ("", "method"), "task": ("task", "name")}
 GIVEN = "object:"  # what a record says of an object that cannot be imported
-_KINDS: dict[str, Any] = {"data": (Data, find_source), "method": (Method, find_method), "task": (Task, find_task)}
+_TYPES: dict[str, Any] = {"model": object, "data": Data, "method": Method, "task": Task}
+_FIND: dict[str, Any] = {"model": find_family, "data": find_source, "method": find_method, "task": find_task}
 
 
 class Parts(NamedTuple):
@@ -30,35 +31,27 @@ class Parts(NamedTuple):
 
 def find_parts(config: Config) -> Parts:
     """The method, data and task of a resolved config."""
-    method = find("method", config.method, config.objects).with_options(config.methods)
-    source, task = find("data", config.data.name, config.objects), find("task", config.task.name, config.objects)
-    return Parts(method, source, task)
+    names = {"method": config.method, "data": config.data.name, "task": config.task.name}
+    method, source, task = (find(kind, name, config.objects) for kind, name in names.items())
+    return Parts(method.with_options(config.methods), source, task)
 
 
 def find(kind: str, name: str, objects: Mapping[str, Any]) -> Any:
     """The method, source of data, family of models or task that is given as an object, or that a name means."""
-    given = objects.get(kind)
-    if given is None and name.startswith(GIVEN):
+    given = objects.get(kind, name)
+    if isinstance(given, str) and given.startswith(GIVEN):
         key = ".".join(filter(None, OBJECTS[kind]))
         hint = "resume it with the same script: incofl.run(..., resume=True)"
         raise ConfigError(f"{key}: got {name!r}: this run was made from an object in Python; {hint}")
-    if kind == "model":
-        return find_family(name if given is None else given)
-    expected, by_name = _KINDS[kind]
-    if not isinstance(given, expected | None):
-        raise ConfigError(f"{kind}: got {given!r:.60}, expected a name or an object of type {expected.__name__}")
-    if kind == "method":
-        return with_common_parts(given or find_method(name))
-    if given is None:
-        return by_name(name)
-    return source_of(given) if kind == "data" else given
+    if not isinstance(given, str | _TYPES[kind]):
+        raise ConfigError(f"{kind}: got {given!r:.60}, expected a name or an object of type {_TYPES[kind].__name__}")
+    if isinstance(given, Task):
+        return given
+    return source_of(given) if isinstance(given, Data) else _FIND[kind](given)
 
 
 def name_of(value: Any) -> str:
-    """The name of an object: itself if it is one, ``package.module:attribute`` if that finds it, else ``object:NAME``.
-
-    What is defined in a script or a notebook cannot be found by its name later.
-    """
+    """``package.module:attribute`` where that finds an object, which it does not in a script; else ``object:NAME``."""
     if isinstance(value, str):
         return value
     if isinstance(value, Method) and METHODS.get(value.name) == value:
@@ -74,8 +67,8 @@ def load_data(name: str) -> Data:
     found = load_attribute(name, "data.name")
     data = found() if callable(found) else found
     if not isinstance(data, Data):
-        expected = "expected Data or a function without arguments that makes one"
-        raise ConfigError(f"data.name: {name} is of type {type(data).__name__}, {expected}")
+        kind = type(data).__name__
+        raise ConfigError(f"data.name: {name} is of type {kind}, expected Data or a function that makes one")
     return data
 
 

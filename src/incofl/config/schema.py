@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
@@ -26,37 +25,31 @@ UNBOUND |= {f"engine.{key}" for key in ("executor", "workers", "address", "trace
 class DataConfig:
     """Which data, and who holds them."""
 
-    # the data set (``incofl list datasets``), or your own ``Data`` as ``package.module:attribute``
-    name: str = "digits"
+    name: str = "digits"  # a data set (``incofl list datasets``), or your own ``Data`` as ``package.module:attribute``
     root: str = "data"  # the folder that holds its files; the embedded digits need none
     # ``dirichlet`` (label skew), ``iid``, ``natural`` (clients that the data come with, largest first), ``virtual``
     # (any number of clients that draw ``examples`` examples each from the data set, with a Dirichlet label mix of their
     # own), or what suits the data
     partition: Literal["iid", "dirichlet", "natural", "virtual", "auto"] = "auto"
-    # concentration of the Dirichlet partition; small is very uneven, large is even
-    alpha: Annotated[float, Gt(0), Le(1e6)] = 0.5
+    alpha: Annotated[float, Gt(0), Le(1e6)] = 0.5  # concentration of the Dirichlet partition; small is very uneven
     clients: Count | Literal["auto"] = "auto"  # number of clients; left out, those that your own data come with, or 20
     limit: Count | None = None  # use only this number of training examples, drawn by the seed
     examples: Count = 100  # number of examples of each client of a virtual partition
-    # side in pixels at which images are shown to the model; left out, what suits the model
-    side: Annotated[int, Ge(4), Le(1024)] | None = None
+    side: Annotated[int, Ge(4), Le(1024)] | None = None  # side of the model's images in pixels; left out, what suits it
 
 
 @options("model")
 class ModelConfig:
     """The server model, named by the largest member of its family."""
 
-    # the model (``incofl list models``), your own as ``package.module:attribute``, or what suits the data
-    name: str = "auto"
-    # multiplier of all channel numbers of the server model; left out, what suits the data
-    width: Annotated[float, Gt(0), Le(4)] | None = None
+    name: str = "auto"  # one of ``incofl list models``, your own ``package.module:attribute``, or what suits the data
+    width: Annotated[float, Gt(0), Le(4)] | None = None  # multiplier of all channels; left out, what suits the data
     # stem of a ResNet: ``imagenet`` (the paper's: 7x7, pooling), ``small`` (3x3), or what suits the data
     stem: Literal["imagenet", "small", "auto"] = "auto"
     depth: Count | None = None  # blocks of a ViT or text transformer, layers of an LSTM; left out, as its name says
     dim: Count | None = None  # width of its residual stream or hidden state; left out, as its name says
     heads: Count | None = None  # heads of its attention; left out, as its name says
-    # side of a ViT's patches in pixels; left out, 16, or an eighth of the side of small images
-    patch: Count | None = None
+    patch: Count | None = None  # side of a ViT's patches in pixels; left out, 16, or an eighth of that of small images
     pretrained: str | None = None  # initial weights: a safetensors file, or a name on the Hugging Face Hub
     options: dict[str, Any] = field(default_factory=dict)  # a table of arguments for your own model's factory
 
@@ -108,9 +101,7 @@ class EngineConfig:
     # a running Ray cluster: ``auto``, ``HOST:6379`` or ``ray://HOST:10001``; left out, Ray starts here
     address: str | None = None
     device: str = "cpu"  # torch device of the clients' training; devices other than ``cpu`` are untested
-    # train with ``torch.compile``: faster steps, but about a minute for each level at the start of every process; needs
-    # a C++ compiler
-    compile: bool = False
+    compile: bool = False  # use ``torch.compile``: faster after a minute per level and process; needs a C++ compiler
     trace: bool = False  # write a timeline of the run, ``trace.json``, for Perfetto or chrome://tracing
     client_memory: Count = 2**30  # bytes of client memory that are kept in RAM; the rest is on disk
 
@@ -125,18 +116,15 @@ class EvalConfig:
 
     every: Count = 1  # number of rounds between two evaluations; the last round is always evaluated
     limit: Count | None = None  # use only this number of test examples, drawn by the seed
-    # number of training images, drawn by the seed, on which static batch-norm statistics are measured
-    measured: Count = 5000
+    measured: Count = 5000  # number of training images, drawn by the seed, to measure static batch-norm statistics
 
 
 @options("record")
 class RecordConfig:
     """What a run keeps for later analysis (``incofl analyze``), in addition to its last state."""
 
-    # keep the server's state before the first round and after every this many rounds; 0: only the last
-    every: Annotated[int, Ge(0)] = 0
-    # the first and the last of some rounds after each of which the state is kept too, such as ``[40, 50]``
-    window: tuple[Count, Count] | None = None
+    every: Annotated[int, Ge(0)] = 0  # keep the state at the start and after every this many rounds; 0: only the last
+    window: tuple[Count, Count] | None = None  # keep all states from one round to another, such as ``[40, 50]``
     tensorboard: bool = False  # write TensorBoard event files into the run folder; needs the extra ``tensorboard``
 
     def __post_init__(self) -> None:
@@ -153,11 +141,9 @@ class RecordConfig:
 class Config:
     """A run, completely."""
 
-    # seed of every random stream: initial weights, partition, cohorts, batches, augmentation
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Annotated[int, Ge(0)] = 0  # seed of all random streams: weights, partition, cohorts, batches, augmentation
     rounds: Count = 50  # number of rounds
-    # the method (``incofl list methods``), or your own ``Method`` as ``package.module:attribute``
-    method: str = "incoavg"
+    method: str = "incoavg"  # one of ``incofl list methods``, or your own ``Method`` as ``package.module:attribute``
     cohort: Count | Annotated[float, Gt(0), Lt(1)] = 0.4  # clients per round: a count, or a ratio below 1
     # batch-norm statistics: ``per-level`` (each size has its own), ``average`` over all (the paper), ``static``
     # (measured for each size before an evaluation, on training images), or the method's own
@@ -171,8 +157,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
-    # the options of methods, by section; in a file each section is a table of its own such as ``[inco]``
-    methods: dict[str, Any] = field(default_factory=dict)
+    methods: dict[str, Any] = field(default_factory=dict)  # options by section, in a file tables such as ``[inco]``
     objects: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -186,7 +171,9 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values as in a TOML file, where ``None`` is ``"none"``."""
-        return {key: _plain(value) for key, value in ({key: getattr(self, key) for key in KEYS} | self.methods).items()}
+        text = json.dumps({key: getattr(self, key) for key in KEYS} | self.methods, default=vars)
+        tree: Any = json.loads(text, object_hook=lambda t: {k: "none" if v is None else v for k, v in t.items()})
+        return dict(tree)
 
     def to_toml(self) -> str:
         """The resolved config as a TOML document."""
@@ -210,12 +197,3 @@ class Config:
 # The keys of a file, and which of them are tables, in addition to those of methods.
 KEYS = tuple(f.name for f in fields(Config) if f.name not in ("methods", "objects"))
 SECTIONS = {key: value for key, value in vars(Config()).items() if is_dataclass(value)}
-
-
-def _plain(value: Any) -> Any:
-    value = vars(value) if is_dataclass(value) else value
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return "none" if value is None else value

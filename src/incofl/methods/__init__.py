@@ -98,18 +98,15 @@ def _load(base: str, *added: str) -> "Method":
     return dataclasses.replace(method, name=short, summary=_summary(long), transforms=transforms)
 
 
-def find_method(name: str) -> "Method":
-    """The method of that name, or your own as ``package.module:attribute``; else one line with the nearest name."""
+def find_method(method: "str | Method") -> "Method":
+    """A method by name or as an object, with noise on uploads and the server's step in it, unless it has its own."""
     from incofl.method import Method
-
-    return load_attribute(name, "method", Method) if ":" in name else _named(name)
-
-
-def with_common_parts(method: "Method") -> "Method":
-    """The method with what every config can set: noise on uploads and the server's step, unless it has its own."""
     from incofl.methods.noise import UploadNoise
     from incofl.methods.server_optimizers import ServerSchedule
 
+    if isinstance(method, str):
+        found: Method = load_attribute(method, "method", Method) if ":" in method else _named(method)
+        return find_method(found)
     uploads, transforms = method.uploads, method.transforms
     if not any(isinstance(transform, UploadNoise) for transform in uploads):
         uploads = method.options.get("noise", UploadNoise()), *uploads
@@ -122,5 +119,4 @@ def with_common_parts(method: "Method") -> "Method":
 def all_options() -> dict[str, Any]:
     """The default options of every method and transform, by the name of their section in a config."""
     names = ["fedavg+momentum+adam+yogi", *_SEPARATE, *(f"{base}+inco+noise" for base in _SHARED)]
-    every = [with_common_parts(METHODS[name]) for name in names]
-    return {section: options for method in every for section, options in method.options.items()}
+    return {section: options for name in names for section, options in find_method(name).options.items()}

@@ -42,7 +42,6 @@ class ScaleFL(ClientRule):
     train_teacher: bool = False  # let the distillation train the last exit too, as the released code does
 
     def for_run(self, rounds: int, epochs: int) -> Self:
-        """The options with what follows from the run filled in."""
         return replace(self, distil_after=rounds // 4) if self.distil_after is None else self
 
     def check(self, setting: Setting) -> None:

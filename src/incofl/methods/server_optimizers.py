@@ -98,7 +98,6 @@ class ServerAdam(_Optimizer):
         return {"m": m, "v": v}, self.lr * m / (v.sqrt() + self.tau)
 
     def second(self, square: Tensor, v: Tensor) -> Tensor:
-        """The new second moment."""
         return self.beta2 * v + (1 - self.beta2) * square
 
 
