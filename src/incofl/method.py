@@ -109,7 +109,8 @@ class Method:
 
     def __post_init__(self) -> None:
         names = [transform.name for transform in self.transforms]
-        for name, transform in zip(names, self.transforms, strict=True):
+        for transform in self.transforms:
+            name = transform.name
             if names.count(name) > 1:
                 raise ConfigError(f"method: two transforms of {self.name} have the name {name!r}, expected one of each")
             if "/" in name or name in ROW_KEYS:
@@ -168,5 +169,4 @@ class Method:
 
 
 def _fields(part: Any) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
-    return {name: getattr(part, name) for name in names}
+    return {f.name: getattr(part, f.name) for f in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else {}

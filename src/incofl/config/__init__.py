@@ -18,7 +18,7 @@ from incofl.options import from_table
 __all__ = ["UNBOUND", "Config", "find_parts", "load_config", "make_config", "presets", "read_toml", "read_values"]
 
 Values = Mapping[str, Any]
-RENAMED = {"aggregate.server_lr": "server.lr"}  # keys of earlier versions
+RENAMED = {"aggregate.server_lr": "server.lr", "heterofl.clip": "local.max_grad_norm"}  # keys of earlier versions
 
 
 def make_config(values: Values | Config | None = None, overrides: Iterable[str] = (), **objects: Any) -> Config:
