@@ -14,16 +14,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import incofl
-from incofl import METHODS, Data, InCo, Metric, Run, ServerAdam, Task
+from incofl import METHODS, Context, Data, InCo, Metric, Run, ServerAdam, ServerSchedule, Task
 from incofl.client import Upload
 from incofl.config import load_config, make_config
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.run_folder import RunFolder
-from incofl.errors import ConfigError, DataError, IncoflError
+from incofl.errors import ConfigError, DataError, IncoflError, RunError
+from incofl.methods.heterofl import HeteroFL
+from incofl.methods.noise import DeepNoise, UploadNoise
 from incofl.task import Score
+from incofl.tensors import Tensors
+from incofl.transform import Record, Stateless
 from tests.own import LanguageModel, Net, Segmenter, TwoInputs, points
+from tests.own import method as own_method
 from tests.shell import Shell
 
 SMALL = {
@@ -56,18 +61,88 @@ def test_own_tensors_model_and_method(tmp_path: Path) -> None:
     assert 'rule = "theorem"' in config
 
 
-def test_an_object_replaces_what_the_config_says(tmp_path: Path) -> None:
-    method = METHODS["heteroavg"].then(InCo(rule="theorem"))
-    with pytest.warns(UserWarning, match=r"config: ignored \[inco\]: the method is an object"):
-        config = make_config(
-            small(method="fedprox", inco={"rule": "released"}, prox={"mu": 1.0}),
-            method=method,
-            model=Net(),
-            data=data(),
-        )
+def test_an_object_replaces_what_the_config_says() -> None:
+    """But for options that the config sets: these are put into the parts that have them."""
+    method = METHODS["heteroavg"].then(InCo(rule="theorem", eps=1e-5))
+    values = small(method="fedprox", inco={"clip": 0.5}, prox={"mu": 1.0}, server={"lr": 0.5}, noise={"uploads": 0.1})
+    config = make_config(values, method=method, model=Net(), data=data())
     assert config.method == "object:heteroavg+inco"
-    assert build(config).method.transforms[-1] == InCo(rule="theorem")
-    assert make_config(config.to_dict(), **config.objects) == config  # which says the same as the object: no warning
+    built = build(config).method
+    assert built.transforms == (ServerSchedule(lr=0.5), InCo(rule="theorem", eps=1e-5, clip=0.5))
+    assert built.uploads == (UploadNoise(uploads=0.1),)
+    assert make_config(config.to_dict(), **config.objects) == config
+    assert make_config({"prox": {"mu": 0.7}}, method=METHODS["heteroprox"]).methods["prox"].mu == 0.7
+    with pytest.raises(ConfigError, match="config: unknown key 'scaled'"):
+        make_config({"scaled": {"factor": 1.0}}, method=method)
+
+
+def test_an_object_for_a_finished_config() -> None:
+    """What the config says differently than its own method applies, and nothing else of that method's options."""
+    config = make_config({"server": {"lr": 0.5}})
+    assert config.methods["inco"].rule == "released"
+    theorem = make_config(config, method=METHODS["heteroavg"].then(InCo(rule="theorem")))
+    assert (theorem.methods["inco"].rule, theorem.methods["server"].lr) == ("theorem", 0.5)
+    assert make_config(theorem) == theorem
+    assert make_config(make_config(method=own_method), method="heteroavg").method == "heteroavg"
+    with pytest.raises(ConfigError, match="unknown key 'scaled'"):
+        make_config(make_config({"scaled": {"factor": 0.25}}, method=own_method), method="heteroavg")
+
+
+def test_a_method_of_the_table_is_its_name() -> None:
+    by_name, by_object = (make_config(method=method) for method in ("incoavg", METHODS["incoavg"]))
+    assert by_name == by_object
+    assert by_name.digest() == by_object.digest()
+
+
+def test_parts_of_a_method_that_disagree() -> None:
+    method = dataclasses.replace(METHODS["heterofl"], client=HeteroFL(mask=False))
+    with pytest.raises(ConfigError, match=r"method: parts of heterofl have different \[heterofl\], expected the same"):
+        make_config(method=method)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "allsmall", "largestonly"])
+def test_inco_needs_one_server_model(name: str) -> None:
+    """Whether it is added by name or in Python."""
+    words = "expected one server model for all sizes, which this method does not have"
+    for transform in (InCo(), DeepNoise()):
+        with pytest.raises(ConfigError, match=words):
+            METHODS[name].then(transform)
+        with pytest.raises(ConfigError, match=words):
+            make_config({"method": f"{name}+{transform.name}"})
+        with pytest.raises(KeyError):
+            METHODS[f"{name}+{transform.name}"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale(Stateless):
+    """A transform without a section in a config."""
+
+    factor: float
+    name: str = "scale"
+
+    def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
+        return {key: self.factor * value for key, value in update.items()}, state, {"all": {"factor": self.factor}}
+
+
+def test_a_run_is_not_resumed_with_another_method(tmp_path: Path) -> None:
+    with Run(small(), tmp_path, model=Net, data=data(), method=METHODS["heteroavg"].then(Scale(0.5))) as run:
+        next(iter(run))
+    for factor in (0.1, 0.5):
+        method = METHODS["heteroavg"].then(Scale(factor))
+        again = Run(small(), tmp_path, model=Net, data=data(), method=method, resume=True, progress=False)
+        if factor == 0.5:
+            assert [row["round"] for row in again] == [2, 3]
+        else:
+            with pytest.raises(RunError, match="checkpoint of another config"):
+                list(again)
+
+
+def test_names_of_transforms(tmp_path: Path) -> None:
+    """None hides another key of a row, nor a part of a checkpoint."""
+    (row, *_) = incofl.run(small(), tmp_path, model=Net, data=data(), method="heteroavg", progress=False).history
+    for name in (*row, "metrics", "accuracy_on_nodes", "a/b"):
+        with pytest.raises(ConfigError, match=f"got a transform called '{name}', expected no key of metrics.jsonl"):
+            METHODS["heteroavg"].then(Scale(0.5, name=name))
 
 
 @pytest.mark.parametrize(("kind", "name"), [("data", "Data"), ("method", "Method"), ("task", "Task")])
@@ -278,6 +353,8 @@ def test_names_from_a_config(tmp_path: Path) -> None:
     )
     config = load_config(path)
     federation = build(config)
+    scaled = build(load_config(path, ["server.lr=0.25", "noise.uploads=0.5"])).method
+    assert (scaled.transforms, scaled.uploads) == ((ServerSchedule(lr=0.25),), (UploadNoise(uploads=0.5),))
     assert federation.model.layout.shapes["stem.weight"] == (8, 6)
     assert federation.method.client.factor == 0.25  # type: ignore[attr-defined]
     result = incofl.run(path, tmp_path / "run", progress=False)

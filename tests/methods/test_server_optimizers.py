@@ -11,6 +11,7 @@ import incofl
 from incofl import ServerAdam, ServerMomentum, ServerSchedule, ServerYogi
 from incofl.aggregate import CoveredMean
 from incofl.client import LocalSettings
+from incofl.engine.build import build_method
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.server import Changes, Server
@@ -131,6 +132,15 @@ def test_what_follows_from_the_run_is_filled_in() -> None:
     assert config.methods["server"].decay_rounds == config.local.decay_rounds == 8
     with pytest.raises(ConfigError, match="expected a number outside of a config"):
         ServerSchedule(lr="1/epochs")({"w": torch.ones(1)}, {}, Context(LAYOUT))
+
+
+def test_a_schedule_of_your_own_takes_the_place_of_the_common_one() -> None:
+    """Which ``[server]`` sets, where the method has it."""
+    halved = incofl.METHODS["incoavg"].then(ServerSchedule(schedule="step", decay=0.5, decay_every=1))
+    assert halved.name == "incoavg+schedule"
+    method = build_method(incofl.make_config({"server": {"lr": 0.25}}, method=halved))
+    own = ServerSchedule(lr=0.25, schedule="step", decay=0.5, decay_every=1)
+    assert method.transforms == (*incofl.METHODS["incoavg"].transforms, own)
 
 
 def test_two_transforms_of_one_name_are_refused() -> None:

@@ -52,7 +52,7 @@ def make_server_app(
     nodes have training examples, the train part of the server's ``data`` has 0 examples, which tell their shape and
     type, and its test part is what the server evaluates on.
     """
-    chosen, app = from_table(Settings, settings, "settings"), ServerApp()
+    chosen, app = from_table(Settings(), settings, "settings"), ServerApp()
     objects = {"model": model, "data": data, "method": method, "task": task}
 
     def main(grid: Grid, context: Context) -> None:
@@ -168,7 +168,7 @@ class Node:
         known = {field.name for field in dataclasses.fields(NodeConfig)}
         given = {key.replace("-", "_"): value for key, value in context.node_config.items()}
         given = {key: value for key, value in given.items() if strict or key in known}
-        node, limits = from_table(NodeConfig, given, "node-config"), read_limits(given, "node-config")
+        node, limits = from_table(NodeConfig(), given, "node-config"), read_limits(given, "node-config")
         return node, Answer(given.get("partition_id", client), node.level, **limits)
 
     def _data(self, context: Context, facts: Mapping[str, Any]) -> Data:

@@ -31,6 +31,7 @@ class InCo(Mixing, Stateless):
 
     reference: Literal["released", "first-same-shape", "across-blocks"] = "released"
     name = "inco"
+    needs_shared_model = True
 
     def pairs(self, layout: Layout) -> Mapping[str, str]:
         """The shallow counterpart of each deep layer."""

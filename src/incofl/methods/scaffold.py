@@ -32,14 +32,11 @@ from incofl.transform import SHARED
 
 @options("scaffold")
 class Scaffold(ClientRule):
-    """The client half, which keeps c_i and uploads its change.
+    """The client half, which keeps c_i and uploads its change."""
 
-    Attributes:
-        correction_scale: factor of c - c_i; smaller where variates are stale, because clients are drawn rarely.
-        population: what N is: the clients that hold a position (``holders``), or ``all``, as in NIID-Bench.
-    """
-
+    # factor of c - c_i; smaller where variates are stale, because clients are drawn rarely
     correction_scale: Annotated[float, Ge(0), Le(1)] = 1.0
+    # what N is: the clients that hold a position (``holders``), or ``all``, as in NIID-Bench
     population: Literal["holders", "all"] = "holders"
 
     def memory(self, layout: Layout) -> frozenset[str]:
