@@ -1,6 +1,8 @@
 """What the documents say is what the code does."""
 
 import ast
+import dataclasses
+import functools
 import json
 import re
 import runpy
@@ -8,10 +10,16 @@ import textwrap
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+import incofl
+from incofl.cli import app
 from incofl.config import load_config
+from incofl.config.schema import SECTIONS
+from incofl.methods import all_options
 from tests.shell import Shell
 
 ROOT = Path(__file__).parents[1]
@@ -112,8 +120,6 @@ def test_the_plans_of_own_models_come_out_as_printed(
     """A model that we did not write, split by depth and by width."""
     import sys
 
-    from incofl.cli import app
-
     page = (ROOT / "docs" / "own-models.md").read_text()
     (block,) = [code for code in python_blocks(page) if "class Classifier" in code]
     (tmp_path / "classifier.py").write_text(block)
@@ -177,6 +183,82 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+TEXTS = {
+    str(page.relative_to(ROOT)): page.read_text()
+    for page in (*PAGES, ROOT / "experiments" / "README.md", *(ROOT / "examples").glob("*/README.md"))
+    if page.name != "CHANGELOG.md"
+}
+FOREIGN = {"Strategy", "strategy", "MultiheadAttention"}  # names of other libraries
+YOURS = {"project.py", "project.toml", "classifier.py", "shrinkavg.py"}  # files that a reader writes
+
+
+@functools.cache
+def repository() -> tuple[set[str], set[str]]:
+    """The names of all files, and all words of code."""
+    folders = ("src", "docs", "tests", "examples", "experiments", "benchmarks")
+    files = [
+        ROOT / "Makefile",
+        ROOT / "pyproject.toml",
+        *(path for each in folders for path in (ROOT / each).rglob("*")),
+    ]
+    code = [path for path in files if path.suffix in (".py", ".toml", ".sh", ".js", "") and path.is_file()]
+    texts = [path.read_text() for path in code if path != Path(__file__) and "results" not in path.parts]
+    return {path.name.removesuffix(".template") for path in files}, {
+        word for text in texts for word in re.findall(r"\w+", text)
+    }
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_names_of_code_exist(page: str) -> None:
+    """Files, functions, attributes and keys in backticks occur in the code; functions after a linked file are in it."""
+    files, words = repository()
+    prose = re.sub(r"^( *)```.*?^ *```$", "", TEXTS[page], flags=re.DOTALL | re.MULTILINE)
+    for name in re.findall(r"`([A-Za-z_][\w/.-]*\.(?:py|sh|service|ipynb))`", prose):
+        assert Path(name).name in files | YOURS, name
+    for name in re.findall(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`", prose):
+        if name not in files | YOURS:
+            assert all(word in words | FOREIGN or word.startswith("inco_") for word in name.split(".")), name
+    for path, listed in re.findall(r"\]\(([^)]+\.py)\): ((?:`\w+`(?:, )?)+)", prose):
+        source = ((ROOT / page).parent / path).read_text()
+        for name in re.findall(r"\w+", listed):
+            assert re.search(rf"^ *(def|class) {name}\b", source, re.MULTILINE), f"{path}: {name}"
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_config_keys_and_public_names_exist(page: str) -> None:
+    tables = SECTIONS | {key: type(value) for key, value in all_options().items()}
+    keys = {f"{table}.{field.name}" for table, cls in tables.items() for field in dataclasses.fields(cls)}
+    for key in re.findall(r"(?:`|--set )([a-z-]+\.[a-z_]+)(?:`| = |=)", TEXTS[page]):
+        if key.split(".")[0] in tables and key.split(".")[1] not in ("py", "options", "safetensors", "crt", "key"):
+            assert key in keys, key
+    for name in re.findall(r"\bincofl\.(\w+)", TEXTS[page]):
+        assert hasattr(incofl, name) or find_spec(f"incofl.{name}"), name
+    for name, member in re.findall(r"`([A-Z]\w+)\.([a-z_]+)", TEXTS[page]):
+        if owner := getattr(incofl, name, None):
+            assert hasattr(owner, member) or member in owner.__dataclass_fields__, f"{name}.{member}"
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_options_of_commands_exist(page: str) -> None:
+    """Those of a command line are options of its command; an option alone is one of some command."""
+    known: dict[str, set[str]] = {}
+
+    def collect(command: Any, name: str) -> None:
+        known[name] = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        for key, inner in getattr(command, "commands", {}).items():
+            collect(inner, f"{name} {key}".strip())
+
+    collect(typer.main.get_command(app), "")
+    for words in re.findall(r"\bincofl ([a-z][^`#\n|]*)", TEXTS[page].replace("\\\n", " ")):
+        command = next((name for name in (" ".join(words.split()[:n]) for n in (2, 1)) if name in known), None)
+        if command is not None:
+            wrong = {word for word in words.split() if re.fullmatch("--?[a-z-]+", word)} - known[command]
+            assert not wrong, (words, wrong)
+    elsewhere = {"--run-config", "--host"}  # of flwr, and of make_keys.py
+    for option in re.findall(r"`(--?[a-z][a-z-]*)[^`]*`", TEXTS[page]):
+        assert option in set().union(elsewhere, *known.values()), option
 
 
 def test_configs_are_valid() -> None:
