@@ -180,9 +180,14 @@ def test_tables_are_current() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+    """To a file that exists, and to a heading that it has."""
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            path = page.parent / target if target else page
+            assert path.exists(), target
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE) if anchor else ()
+            anchors = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert not anchor or anchor in anchors, f"{target}#{anchor}"
 
 
 TEXTS = {
