@@ -26,7 +26,7 @@ class Connection:
     """This process as a client of a cluster."""
 
     def __init__(self, address: str | None, cores: int | None) -> None:
-        """Connects to an address; without one, starts Ray here with so many ``cores``, or all of this machine's.
+        """Connects to an address; without one, starts Ray here with this number of ``cores``, or all of this machine's.
 
         A connection that the process has already is used as it is.
         """
