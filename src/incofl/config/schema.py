@@ -86,7 +86,7 @@ class SplitConfig:
             ``[1, 1, 2, 2]`` (stage), a number of blocks (layer), a share of the channels (hetero). Left out, five, or
             what the model has.
         depth: with hetero splitting: ``full``, ``scaled`` (the same share of blocks), or blocks per stage per level.
-        counts: number of clients of each level; left out, groups are equal. The first clients are the smallest.
+        counts: number of clients of each level; left out, groups are equal. The first clients get level 0.
     """
 
     kind: Kind | Literal["auto"] = "auto"
@@ -131,8 +131,8 @@ class EngineConfig:
             fastest, or the value of the environment variable ``INCOFL_WORKERS``; on a cluster, one per core.
         address: a running Ray cluster: ``auto``, ``HOST:6379`` or ``ray://HOST:10001``; left out, Ray starts here.
         device: torch device of the clients' training; devices other than ``cpu`` are untested.
-        compile: train with ``torch.compile``: faster steps, but about a minute for each level at the start of every
-            process; needs a C++ compiler.
+        compile: train with ``torch.compile``, which takes up to a minute for each level at the start of every process
+            and hardly pays on a CPU (docs/speed.md); needs a C++ compiler.
         trace: write a timeline of the run, ``trace.json``, for Perfetto or chrome://tracing.
         client_memory: bytes of client memory that are kept in RAM; the rest is on disk.
     """
@@ -170,8 +170,8 @@ class RecordConfig:
     """What a run keeps for later analysis (``incofl analyze``), in addition to its last state.
 
     Attributes:
-        every: keep the server's state before the first round and after every this many rounds; 0: only the last.
-        window: the first and the last of some rounds after each of which the state is kept too, such as ``[40, 50]``.
+        every: number of rounds between two states of the server that are kept, from the first on; 0: only the last.
+        window: first and last of the rounds after each of which the state is kept too, such as ``[40, 50]``.
         tensorboard: write TensorBoard event files into the run folder; needs the extra ``tensorboard``.
     """
 

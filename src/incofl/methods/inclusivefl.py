@@ -36,8 +36,8 @@ class InclusiveOptions:
     """What the last block of a size learns from the next larger one.
 
     Attributes:
-        momentum: whether it learns anything.
-        beta: weight of what it learns.
+        momentum: whether the last block learns from the next larger size.
+        beta: weight of what it learns from there.
     """
 
     momentum: bool = True

@@ -40,7 +40,7 @@ class Moon(ClientRule):
 
     Attributes:
         mu: weight of the contrastive term; 0 is FedAvg.
-        temperature: T.
+        temperature: temperature T of the contrastive term.
         projection: size of a projection before the head, 256 in the original; 0: none.
     """
 

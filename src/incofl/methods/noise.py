@@ -23,8 +23,8 @@ class UploadNoise:
     """Gaussian noise, as a share of the standard deviation of each tensor; buffers and extra uploads get none.
 
     Attributes:
-        uploads: to the update that every client sends, whatever the method; 0: none.
-        deep: to the aggregated update of the deep layers, by methods called ``NAME+noise``.
+        uploads: noise on the update that every client sends, with any method; 0: none.
+        deep: noise on the aggregated update of the deep layers, in methods called ``NAME+noise``.
     """
 
     uploads: Annotated[float, Ge(0)] = 0.0
