@@ -170,7 +170,7 @@ class RecordConfig:
     """What a run keeps for later analysis (``incofl analyze``), in addition to its last state.
 
     Attributes:
-        every: number of rounds between two states of the server that are kept, from the first on; 0: only the last.
+        every: k keeps the server's state before the first round and after every k-th round; 0: only the last state.
         window: first and last of the rounds after each of which the state is kept too, such as ``[40, 50]``.
         tensorboard: write TensorBoard event files into the run folder; needs the extra ``tensorboard``.
     """
