@@ -27,7 +27,7 @@ from torch.nn import functional
 
 import incofl
 from incofl.config import Config
-from incofl.data import local_batches
+from incofl.data.pipeline import local_batches
 from incofl.engine.build import build
 from incofl.engine.federation import Federation, Job
 from incofl.engine.memory import keep_freed_memory, worker_environment

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from incofl.client import ClientInput, Local, LocalSettings, Setting, Upload, evaluate
-from incofl.data import eval_batches
+from incofl.data.pipeline import eval_batches
 from incofl.engine.executor import InProcess, make_store
 from incofl.methods.heterofl import HeteroFL, HeteroFLServer
 from incofl.methods.moon import Moon, contrast, with_features

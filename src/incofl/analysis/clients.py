@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from incofl.analysis.runs import RecordedRun
 from incofl.client import Upload
-from incofl.data import Examples, eval_batches
+from incofl.data import Examples
+from incofl.data.pipeline import eval_batches
 from incofl.engine.checkpoint import load_checkpoint
 from incofl.engine.executor import make_store
 from incofl.engine.federation import Federation, Job

@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from incofl.config import Config, find_parts
+from incofl.config import Config, find_parts, load_config
 from incofl.config.resolve import Parts
-from incofl.data import Data, VirtualPartition, make_partition, natural_partition
+from incofl.costs import DeviceClass, assign, load_devices
+from incofl.data import Data
+from incofl.data.partition import VirtualPartition, make_partition, natural_partition
 from incofl.engine.federation import ClientLevels, Federation
 from incofl.errors import ConfigError, RunError
 from incofl.layout import Layout
@@ -159,6 +161,38 @@ def outline(config: Config, parts: Parts | None = None) -> Federation:
         compile=config.engine.compile,
         measured=config.eval.measured,
     )
+
+
+def plan_fleet(
+    config: str | None, overrides: Sequence[str], devices: Path | None, ignore_limits: bool
+) -> tuple[Config, Federation, list[tuple[DeviceClass, int | None]]]:
+    """A config and its federation, whose clients are the devices of a file if there is one, and what each class trains.
+
+    The last are the classes of devices with the level that each trains; ``None`` if it takes no part.
+    """
+    if devices is None:
+        resolved = load_config(config, overrides)
+        return resolved, outline(resolved), []
+    fleet = load_devices(devices)
+    size = sum(device.count for device in fleet)
+    for key, _, value in (override.partition("=") for override in overrides):
+        if key.strip() == "split.counts" or (key.strip() == "data.clients" and value.strip() != str(size)):
+            raise ConfigError(f"--set {key}={value}: {devices} has {size} clients; leave it out, or change the file")
+    overrides = [*overrides, f"data.clients={size}", "split.counts=none"]
+    federation = outline(load_config(config, overrides))
+    levels, counts, trained = federation.costs, [0] * len(federation.costs), []
+    for device, fitting in zip(fleet, assign(fleet, levels), strict=True):
+        counts[fitting] += device.count
+        alone = federation.with_clients(ClientLevels([fitting] * device.count, len(levels)), ())
+        level = next(iter(alone.levels_in_use), None)
+        exceeded = [] if level is None else device.exceeded(levels[level])
+        if exceeded and not ignore_limits:
+            why = f"{federation.method.name} trains level {level} on it, which needs {'; '.join(exceeded)}"
+            hint = "choose another method, or write --ignore-limits to train it anyway"
+            raise ConfigError(f"device class {device.name!r}: {why}; {hint}")
+        trained.append((device, level))
+    resolved = load_config(config, [*overrides, f"split.counts={counts}"])
+    return resolved, federation.with_clients(ClientLevels.grouped(counts), ()), trained
 
 
 def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool = False) -> Federation:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from incofl.client import ClientInput, Upload, evaluate, measure_buffers, train
-from incofl.data import EVAL_BATCH, Examples, eval_batches, local_batches
+from incofl.data import Examples
+from incofl.data.pipeline import EVAL_BATCH, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
 from incofl.inputs import Inputs, call, map_inputs
 from incofl.seeds import Purpose, seed_of, torch_rng
