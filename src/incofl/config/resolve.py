@@ -56,6 +56,8 @@ def name_of(value: Any) -> str:
         return value
     if isinstance(value, Method) and METHODS.get(value.name) == value:
         return value.name
+    if isinstance(value, Data) and ":" in value.name:  # it was loaded by that name
+        return value.name
     module, attribute = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if module not in (None, "__main__") and getattr(sys.modules.get(str(module)), attribute, None) is value:
         return f"{module}:{attribute}"
@@ -69,7 +71,7 @@ def load_data(name: str) -> Data:
     if not isinstance(data, Data):
         kind = type(data).__name__
         raise ConfigError(f"data.name: {name} is of type {kind}, expected Data or a function that makes one")
-    return data
+    return replace(data, name=name)
 
 
 def resolve(config: Config) -> Config:

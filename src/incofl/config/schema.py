@@ -101,7 +101,7 @@ class EngineConfig:
     # a running Ray cluster: ``auto``, ``HOST:6379`` or ``ray://HOST:10001``; left out, Ray starts here
     address: str | None = None
     device: str = "cpu"  # torch device of the clients' training; devices other than ``cpu`` are untested
-    compile: bool = False  # use ``torch.compile``: faster after a minute per level and process; needs a C++ compiler
+    compile: bool = False  # ``torch.compile``: a minute per level and process, which hardly pays on a CPU
     trace: bool = False  # write a timeline of the run, ``trace.json``, for Perfetto or chrome://tracing
     client_memory: Count = 2**30  # bytes of client memory that are kept in RAM; the rest is on disk
 
