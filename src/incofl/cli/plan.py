@@ -101,8 +101,7 @@ def make_plan(
     trained, counts = [], [0] * len(levels)
     for device, fitting in zip(fleet, assign(fleet, levels), strict=True):
         counts[fitting] += device.count
-        alone = ClientLevels([fitting] * device.count, len(levels))
-        level = next(iter(federation.with_clients(alone, ()).levels_in_use), None)
+        level = federation.trained(fitting)
         exceeded = [] if level is None else device.exceeded(levels[level])
         if exceeded and not ignore_limits:
             raise ConfigError(

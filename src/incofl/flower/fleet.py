@@ -31,7 +31,7 @@ class Node:
 
     client: int  # its number in the federation
     node: int  # its id in Flower
-    level: int  # the level that it gets
+    level: int  # the largest level that it can hold
     wanted: int | None = None  # the level that it asked for
     limits: dict[str, int] = field(default_factory=dict)  # the limits that it named
     examples: int | None = None  # number of its training examples, where only the node has them
@@ -43,7 +43,7 @@ class Fleet:
 
     def __init__(self, grid: Grid, settings: Settings, path: Path, federation: Federation) -> None:
         self._grid, self._settings, self._path = grid, settings, path
-        self._costs, self._defaults = federation.costs, federation.levels
+        self._federation, self._defaults = federation, federation.levels
         self._remembers = bool(federation.method.client.memory(federation.model.layout))
         self.manifest: Manifest = {}  # from which accepted turn a client's memory is, which its node keeps
         self._asked: dict[int, Exchange] = {}  # by node, questions without an answer
@@ -92,17 +92,26 @@ class Fleet:
             self._question(self.meet(ids))
             ready, left = len(self._present), until - time.monotonic()
             wanted = least if self._begun or left < 0 else len(self._defaults)
-            if ready >= wanted:
+            some_train = any(self._trained(client) is not None for client in self.present)
+            if ready >= wanted and some_train:
                 break
-            if left < 0:
-                found = f"{ready} of {len(ids)} connected nodes are ready after {wait:g} s"
-                raise RunError(f"round {round + 1}: {found}, expected at least {least} (min-nodes); {SAVED}")
+            if left < 0 or ready == len(self._defaults):
+                raise RunError(f"round {round + 1}: {self._lack(len(ids), least)}; {SAVED}")
             if ready != told:
                 LOG.info("incofl: waiting for nodes: %d of %d are ready; for %.0f s at most", ready, wanted, left)
                 told = ready
             time.sleep(self._settings.poll)
         self._begun = True
         self.save()
+
+    def _lack(self, connected: int, least: int) -> str:
+        """Why a round cannot start, in words."""
+        ready = len(self._present)
+        if ready >= least:
+            return f"{self._federation.method.name} needs the largest level, and none of {ready} nodes can hold it"
+        why = "".join(f"; node {id} is left out: {reason}" for id, reason in list(self.refused.items())[:1])
+        found = f"{ready} of {connected} connected nodes are ready after {self._settings.wait:g} s"
+        return f"{found}, expected at least {least} (min-nodes){why}"
 
     def meet(self, ids: Collection[int]) -> list[int]:
         """The connected nodes that have not answered yet; one that was away is new when it comes back."""
@@ -138,8 +147,10 @@ class Fleet:
             node = self.welcome(id, answer)
         except ConfigError as problem:
             return self.refuse(id, str(problem))
-        LOG.info("incofl: node %s is client %d, level %d", id, node.client, node.level)
-        return f"it is client {node.client} and gets level {node.level} from now on"
+        level = self._trained(node.client)
+        share = "takes no part: it cannot hold the largest level" if level is None else f"gets level {level}"
+        LOG.info("incofl: node %s is client %d and %s", id, node.client, share)
+        return f"it is client {node.client} and {share} from now on"
 
     def refuse(self, id: int, reason: str) -> str:
         """Leaves a node out until it is asked again; in words."""
@@ -156,6 +167,11 @@ class Fleet:
             raise ConfigError(f"partition-id: got {client}, which node {node.node} is, expected one of its own")
         if node is None or (node.wanted, node.limits) != (answer.level, answer.limits):
             node = Node(client, id, self._level(id, client, answer), answer.level, answer.limits)
+        method, level = self._federation.method.name, self._federation.trained(node.level)
+        device = DeviceClass(f"node {id}", 1, **answer.limits)
+        if level is not None and (exceeded := device.exceeded(self._federation.costs[level])):
+            hint = "choose another method, or leave these limits out of its node-config to train it anyway"
+            raise ConfigError(f"{method} trains level {level} on it, which needs {'; '.join(exceeded)}; {hint}")
         self.nodes[client] = replace(node, node=id, examples=answer.examples)
         self._present[id] = client
         self.refused.pop(id, None)
@@ -178,11 +194,14 @@ class Fleet:
 
     def _level(self, id: int, client: int, answer: Answer) -> int:
         """The level that a node asks for, the largest within the limits that it names, or what the config says."""
-        if answer.level is not None and answer.level >= len(self._costs):
-            raise ConfigError(f"level: got {answer.level}, expected 0 to {len(self._costs) - 1}")
+        if answer.level is not None and answer.level >= len(self._federation.costs):
+            raise ConfigError(f"level: got {answer.level}, expected 0 to {len(self._federation.costs) - 1}")
         if answer.level is None and answer.limits:
-            return assign([DeviceClass(f"node {id}", 1, **answer.limits)], self._costs)[0]
+            return assign([DeviceClass(f"node {id}", 1, **answer.limits)], self._federation.costs)[0]
         return self._defaults[client] if answer.level is None else answer.level
+
+    def _trained(self, client: int) -> int | None:
+        return self._federation.trained(self.nodes[client].level)
 
     def missed(self, client: int, at_once: bool = False) -> bool:
         """Notes that a turn was too much for a node; whether it gets a smaller one, ``at_once`` or out of patience."""
@@ -199,4 +218,4 @@ class Fleet:
         """The level of each client: of those that have not been seen, what the config says."""
         clients = range(len(self._defaults))
         levels = [self.nodes[c].level if c in self.nodes else self._defaults[c] for c in clients]
-        return ClientLevels(levels, len(self._costs))
+        return ClientLevels(levels, len(self._federation.costs))
