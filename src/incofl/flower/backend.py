@@ -11,12 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
-from safetensors.torch import load_file, save_file
 
 from incofl.client import Upload
 from incofl.config import Config
@@ -36,7 +34,7 @@ from incofl.flower.settings import Settings
 from incofl.flower.transport import CLOCKS, LOG, SAVED, Exchange
 from incofl.inputs import map_inputs
 from incofl.server import Server
-from incofl.tensors import Tensors, clone
+from incofl.tensors import Tensors
 
 FACTS = ("name", "classes", "vocabulary", "sequence")  # attributes of ``Data`` that one node's may not show
 
@@ -108,7 +106,6 @@ class Turn:
     bytes_down: int = 0
     bytes_up: int = 0
     with_frozen: bool = False
-    early: bool = False  # its upload is on disk
     outcome: tuple[Upload, Report] | Refusal | None = None
 
 
@@ -206,7 +203,7 @@ class GridExecutor:
             if turn.exchange.running:
                 self._abandoned[turn.node] = turn.exchange
         else:
-            turn.early, turn.bytes_up = early, protocol.num_bytes(content)
+            turn.bytes_up = protocol.num_bytes(content)
             turn.outcome = on_disk(upload, Path(self.settings.out)) if early else upload, report
 
     def _result(self, turn: Turn, outcome: tuple[Upload, Report] | Refusal) -> Upload | Lost:
@@ -225,9 +222,6 @@ class GridExecutor:
             row |= {"accuracy": self._held_out([report]), "tested": report.tested}
         self._rows.append(row)
         self._reports.append(report)
-        if turn.early:
-            in_memory: dict[str, Any] = {part: clone(getattr(upload, part)) for part in TENSORS}
-            return replace(upload, **in_memory)
         return upload
 
     def _learnt(self, turn: Turn, problem: Refusal) -> str:
@@ -264,12 +258,10 @@ class GridExecutor:
 
 def on_disk(upload: Upload, folder: Path) -> Upload:
     """The same upload with its tensors in a file that is mapped into memory; it is gone when nobody needs them."""
-    path, tensors = folder / "early.safetensors", {part: getattr(upload, part) for part in TENSORS}
-    flat = {f"{part}/{name}": value.contiguous() for part in TENSORS for name, value in tensors[part].items()}
-    save_file(flat, path)
-    found = load_file(path)
+    path = folder / "early.pt"
+    torch.save({part: getattr(upload, part) for part in TENSORS}, path)
+    mapped = torch.load(path, mmap=True, weights_only=True)
     path.unlink()
-    mapped: dict[str, Any] = {part: {name: found[f"{part}/{name}"] for name in tensors[part]} for part in TENSORS}
     return replace(upload, **mapped)
 
 
