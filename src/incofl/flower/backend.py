@@ -1,7 +1,6 @@
-"""A fleet of Flower nodes as the place where the clients of a run are.
+"""A fleet of Flower nodes as the place where the clients of a run are: replies are checked as they come.
 
-Replies are fetched as they come, checked, and added up in the order of the schedule, so that sums do not depend on who
-is first. Early replies wait on disk: the server holds one upload, and those that are just arriving.
+They are added up in the order of the schedule, so that sums do not depend on who is first; early ones wait on disk.
 """
 
 import math
@@ -109,34 +108,32 @@ class Turn:
     outcome: tuple[Upload, Report] | Refusal | None = None
 
 
-@dataclass
 class GridExecutor:
     """Sends turns to nodes; evaluates in this process, which has the test set."""
 
-    grid: Grid
-    settings: Settings
-    config: Config
-    federation: Federation
-    fleet: Fleet
-    trace: Trace
-
-    def __post_init__(self) -> None:
-        local = InProcess(self.federation, self.trace)
+    def __init__(
+        self, grid: Grid, settings: Settings, config: Config, federation: Federation, fleet: Fleet, trace: Trace
+    ) -> None:
+        self.grid, self.settings, self.config = grid, settings, config
+        self.federation, self.fleet, self.trace = federation, fleet, trace
+        local = InProcess(federation, trace)
         self.evaluate, self.measure, self.close = local.evaluate, local.measure, local.close
-        self._parts: dict[int, Parts] = {}  # by level
         self._abandoned: dict[int, Exchange] = {}  # by node, replies that were not here in time and may still come
         self._rows: list[Row] = []  # a line for each reply of the last round
         self._reports: list[Report] = []  # likewise
-        self._metric = self.federation.task.all_metrics[self.federation.task.first]
+        self._metric = federation.task.all_metrics[federation.task.first]
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
-        self._rows, self._reports, self._parts = [], [], {}
+        self._rows, self._reports = [], []
+        parts: dict[int, Parts] = {}  # by level
         self._abandoned = {node: late for node, late in self._abandoned.items() if late.running}
         waiting, under_way = deque(jobs), deque[Turn]()
         while waiting or under_way:
             while waiting and len(under_way) < self.settings.window:
                 job = waiting.popleft()
-                under_way.append(Turn(job, self.fleet.nodes[job.client].node, self._cut(server, job)))
+                if job.level not in parts or self.federation.splitter.by_client:
+                    parts[job.level] = self._cut(server, job)
+                under_way.append(Turn(job, self.fleet.nodes[job.client].node, parts[job.level]))
                 self._send(under_way[-1])
             start, turn = time.perf_counter(), under_way.popleft()
             while turn.outcome is None:
@@ -147,7 +144,6 @@ class GridExecutor:
                     time.sleep(self.settings.poll)
             self.trace.add(str(turn.job), "nodes", start, time.perf_counter())
             yield [self._result(turn, turn.outcome)]
-        self._parts = {}
 
     def observed(self) -> Row:
         """What the nodes of the last round measured."""
@@ -159,13 +155,10 @@ class GridExecutor:
         return row
 
     def _cut(self, server: Server, job: Job) -> Parts:
-        if job.level not in self._parts or self.federation.splitter.by_client:
-            slice_, rule = self.federation.slice(job.level, job.round, job.client), self.federation.method.server
-            held, extra = slice_.look(server.state(job.level)), slice_.look(rule.extra_for_client(server, job.level))
-            frozen = {name: held.pop(name) for name in slice_.frozen}
-            sent = {"model": protocol.arrays(held), "extra": protocol.arrays(extra)}
-            self._parts[job.level] = sent, frozen, protocol.digest(frozen)
-        return self._parts[job.level]
+        slice_, rule = self.federation.slice(job.level, job.round, job.client), self.federation.method.server
+        held, extra = slice_.look(server.state(job.level)), slice_.look(rule.extra_for_client(server, job.level))
+        frozen = {name: held.pop(name) for name in slice_.frozen}
+        return {"model": protocol.arrays(held), "extra": protocol.arrays(extra)}, frozen, protocol.digest(frozen)
 
     def _send(self, turn: Turn) -> None:
         if turn.node in self._abandoned:

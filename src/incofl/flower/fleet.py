@@ -1,7 +1,4 @@
-"""The fleet: which node is which client, the largest sub-model that each can afford, and what it remembers.
-
-All of it is kept in the run folder and found again when a run is resumed or a node comes back.
-"""
+"""The fleet: which node is which client, and what it can afford; kept in the run folder, for when it comes back."""
 
 import itertools
 import json
@@ -67,6 +64,8 @@ class Fleet:
         refused = [{"node": str(node), "reason": reason} for node, reason in sorted(self.refused.items())]
         write_json(self._path, {"run": self.run, "nodes": entries, "refused": refused})
 
+    saved = save  # what is called when a checkpoint is on disk
+
     def keeper(self, round: int) -> Callable[[Upload], None]:
         def keep(upload: Upload) -> None:
             if self._remembers:
@@ -76,9 +75,6 @@ class Fleet:
 
     def restore(self, manifest: Manifest) -> None:
         self.manifest = dict(manifest)
-
-    def saved(self) -> None:
-        self.save()
 
     def gather(self, round: int, least: int) -> None:
         """Waits, not too long, for all nodes before the first round and for the ``least`` number before others."""
@@ -92,26 +88,22 @@ class Fleet:
             self._question(self.meet(ids))
             ready, left = len(self._present), until - time.monotonic()
             wanted = least if self._begun or left < 0 else len(self._defaults)
-            some_train = any(self._trained(client) is not None for client in self.present)
-            if ready >= wanted and some_train:
+            trained = [self._federation.trained(self.nodes[client].level) for client in self.present]
+            if ready >= wanted and any(level is not None for level in trained):
                 break
             if left < 0 or ready == len(self._defaults):
-                raise RunError(f"round {round + 1}: {self._lack(len(ids), least)}; {SAVED}")
+                found = f"{self._federation.method.name} needs the largest level, and none of {ready} nodes can hold it"
+                if ready < least:
+                    why = [f"; node {id} is left out: {reason}" for id, reason in self.refused.items()]
+                    found = f"{ready} of {len(ids)} connected nodes are ready after {wait:g} s"
+                    found = f"{found}, expected at least {least} (min-nodes){why[0] if why else ''}"
+                raise RunError(f"round {round + 1}: {found}; {SAVED}")
             if ready != told:
                 LOG.info("incofl: waiting for nodes: %d of %d are ready; for %.0f s at most", ready, wanted, left)
                 told = ready
             time.sleep(self._settings.poll)
         self._begun = True
         self.save()
-
-    def _lack(self, connected: int, least: int) -> str:
-        """Why a round cannot start, in words."""
-        ready = len(self._present)
-        if ready >= least:
-            return f"{self._federation.method.name} needs the largest level, and none of {ready} nodes can hold it"
-        why = "".join(f"; node {id} is left out: {reason}" for id, reason in list(self.refused.items())[:1])
-        found = f"{ready} of {connected} connected nodes are ready after {self._settings.wait:g} s"
-        return f"{found}, expected at least {least} (min-nodes){why}"
 
     def meet(self, ids: Collection[int]) -> list[int]:
         """The connected nodes that have not answered yet; one that was away is new when it comes back."""
@@ -121,7 +113,7 @@ class Fleet:
     def _question(self, ids: Collection[int]) -> None:
         """Asks nodes what they can do, and takes in those whose answers have come."""
         question = RecordDict({"question": ConfigRecord({"version": VERSION})})
-        for id in sorted(set(ids) - self._asked.keys()):
+        for id in (id for id in ids if id not in self._asked):
             message = Message(question, id, MessageType.QUERY, ttl=self._settings.wait + CLOCKS)
             self._asked[id] = Exchange(self._grid, message)
         for id, asked in list(self._asked.items()):
@@ -147,7 +139,7 @@ class Fleet:
             node = self.welcome(id, answer)
         except ConfigError as problem:
             return self.refuse(id, str(problem))
-        level = self._trained(node.client)
+        level = self._federation.trained(node.level)
         share = "takes no part: it cannot hold the largest level" if level is None else f"gets level {level}"
         LOG.info("incofl: node %s is client %d and %s", id, node.client, share)
         return f"it is client {node.client} and {share} from now on"
@@ -188,9 +180,9 @@ class Fleet:
         known = (node.client for node in self.nodes.values() if node.node == id)
         never = (client for client in population if client not in self.nodes)
         free = (client for client in population if client not in present)
-        for client in itertools.chain(known, never, free):
-            return client
-        raise ConfigError(f"no client number is left for it: data.clients is {len(population)}")
+        if (client := next(itertools.chain(known, never, free), None)) is None:
+            raise ConfigError(f"no client number is left for it: data.clients is {len(population)}")
+        return client
 
     def _level(self, id: int, client: int, answer: Answer) -> int:
         """The level that a node asks for, the largest within the limits that it names, or what the config says."""
@@ -199,9 +191,6 @@ class Fleet:
         if answer.level is None and answer.limits:
             return assign([DeviceClass(f"node {id}", 1, **answer.limits)], self._federation.costs)[0]
         return self._defaults[client] if answer.level is None else answer.level
-
-    def _trained(self, client: int) -> int | None:
-        return self._federation.trained(self.nodes[client].level)
 
     def missed(self, client: int, at_once: bool = False) -> bool:
         """Notes that a turn was too much for a node; whether it gets a smaller one, ``at_once`` or out of patience."""
