@@ -196,10 +196,8 @@ class Fleet:
         """Notes that a turn was too much for a node; whether it gets a smaller one, ``at_once`` or out of patience."""
         node = self.nodes[client]
         node.missed += 1
-        if node.missed < self._settings.patience and not at_once:
-            return False
-        node.missed, smaller = 0, node.level > 0
-        node.level -= smaller
+        if smaller := node.level > 0 and (at_once or node.missed >= self._settings.patience):
+            node.missed, node.level = 0, node.level - 1
         return smaller
 
     @property
