@@ -177,8 +177,7 @@ def plan_fleet(
     levels, counts, trained = federation.costs, [0] * len(federation.costs), []
     for device, fitting in zip(fleet, assign(fleet, levels), strict=True):
         counts[fitting] += device.count
-        alone = federation.with_clients(ClientLevels([fitting] * device.count, len(levels)), ())
-        level = next(iter(alone.levels_in_use), None)
+        level = federation.trained(fitting)
         exceeded = [] if level is None else device.exceeded(levels[level])
         if exceeded and not ignore_limits:
             why = f"{federation.method.name} trains level {level} on it, which needs {'; '.join(exceeded)}"

@@ -116,15 +116,16 @@ class Federation:
             labels=self.labels(job.client),
         )
 
+    def trained(self, held: int) -> int | None:
+        """The level that a client trains under this method whose resources allow ``held``; ``None``: no part in it."""
+        largest = len(self.splitter.depths) - 1
+        only = largest if held == largest else None
+        return {"own": held, "smallest": 0, "largest": largest, "largest-only": only}[self.method.level]
+
     def level_of(self, client: int) -> int:
-        """The level that a client trains under this method."""
-        match self.method.level:
-            case "own":
-                return self.levels[client]
-            case "smallest":
-                return 0
-            case _:
-                return len(self.splitter.depths) - 1
+        """The level that a client trains under this method, if it takes part."""
+        level = self.trained(self.levels[client])
+        return len(self.splitter.depths) - 1 if level is None else level
 
     @cached_property
     def levels_in_use(self) -> list[int]:
@@ -135,16 +136,11 @@ class Federation:
     @cached_property
     def clients_by_level(self) -> list[int]:
         """Number of clients that train each level under this method."""
-        counts, nobody = self.levels.counts, [0] * (len(self.levels.counts) - 1)
-        match self.method.level:
-            case "own":
-                return list(counts)
-            case "smallest":
-                return [len(self.levels), *nobody]
-            case "largest":
-                return [*nobody, len(self.levels)]
-            case "largest-only":
-                return [*nobody, counts[-1]]
+        by_level = [0] * len(self.levels.counts)
+        for held, count in enumerate(self.levels.counts):
+            if (level := self.trained(held)) is not None:
+                by_level[level] += count
+        return by_level
 
     def slice(self, level: int, round: int, client: int | None = None) -> Slice:
         """The slice of a client of a level in a round: the same object for all clients that hold the same.

@@ -1,7 +1,6 @@
-"""A fleet of Flower nodes as the place where the clients of a run are.
+"""A fleet of Flower nodes as the place where the clients of a run are: replies are checked as they come.
 
-Replies are fetched as they come, checked, and added up in the order of the schedule, so that sums do not depend on who
-is first. Early replies wait on disk: the server holds one upload, and those that are just arriving.
+They are added up in the order of the schedule, so that sums do not depend on who is first; early ones wait on disk.
 """
 
 import math
@@ -11,12 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
-from safetensors.torch import load_file, save_file
 
 from incofl.client import Upload
 from incofl.config import Config
@@ -37,7 +34,7 @@ from incofl.flower.settings import Settings
 from incofl.flower.transport import CLOCKS, LOG, SAVED, Exchange
 from incofl.inputs import map_inputs
 from incofl.server import Server
-from incofl.tensors import Tensors, clone
+from incofl.tensors import Tensors
 
 FACTS = ("name", "classes", "vocabulary", "sequence")  # attributes of ``Data`` that one node's may not show
 
@@ -111,38 +108,35 @@ class Turn:
     bytes_down: int = 0
     bytes_up: int = 0
     with_frozen: bool = False
-    early: bool = False  # its upload is on disk
     outcome: tuple[Upload, Report] | Refusal | None = None
 
 
-@dataclass
 class GridExecutor:
     """Sends turns to nodes; evaluates in this process, which has the test set."""
 
-    grid: Grid
-    settings: Settings
-    config: Config
-    federation: Federation
-    fleet: Fleet
-    trace: Trace
-
-    def __post_init__(self) -> None:
-        local = InProcess(self.federation, self.trace)
+    def __init__(
+        self, grid: Grid, settings: Settings, config: Config, federation: Federation, fleet: Fleet, trace: Trace
+    ) -> None:
+        self.grid, self.settings, self.config = grid, settings, config
+        self.federation, self.fleet, self.trace = federation, fleet, trace
+        local = InProcess(federation, trace)
         self.evaluate, self.measure, self.close = local.evaluate, local.measure, local.close
-        self._parts: dict[int, Parts] = {}  # by level
         self._abandoned: dict[int, Exchange] = {}  # by node, replies that were not here in time and may still come
         self._rows: list[Row] = []  # a line for each reply of the last round
         self._reports: list[Report] = []  # likewise
-        self._metric = self.federation.task.all_metrics[self.federation.task.first]
+        self._metric = federation.task.all_metrics[federation.task.first]
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
-        self._rows, self._reports, self._parts = [], [], {}
+        self._rows, self._reports = [], []
+        parts: dict[int, Parts] = {}  # by level
         self._abandoned = {node: late for node, late in self._abandoned.items() if late.running}
         waiting, under_way = deque(jobs), deque[Turn]()
         while waiting or under_way:
             while waiting and len(under_way) < self.settings.window:
                 job = waiting.popleft()
-                under_way.append(Turn(job, self.fleet.nodes[job.client].node, self._cut(server, job)))
+                if job.level not in parts or self.federation.splitter.by_client:
+                    parts[job.level] = self._cut(server, job)
+                under_way.append(Turn(job, self.fleet.nodes[job.client].node, parts[job.level]))
                 self._send(under_way[-1])
             start, turn = time.perf_counter(), under_way.popleft()
             while turn.outcome is None:
@@ -153,7 +147,6 @@ class GridExecutor:
                     time.sleep(self.settings.poll)
             self.trace.add(str(turn.job), "nodes", start, time.perf_counter())
             yield [self._result(turn, turn.outcome)]
-        self._parts = {}
 
     def observed(self) -> Row:
         """What the nodes of the last round measured."""
@@ -165,13 +158,10 @@ class GridExecutor:
         return row
 
     def _cut(self, server: Server, job: Job) -> Parts:
-        if job.level not in self._parts or self.federation.splitter.by_client:
-            slice_, rule = self.federation.slice(job.level, job.round, job.client), self.federation.method.server
-            held, extra = slice_.look(server.state(job.level)), slice_.look(rule.extra_for_client(server, job.level))
-            frozen = {name: held.pop(name) for name in slice_.frozen}
-            sent = {"model": protocol.arrays(held), "extra": protocol.arrays(extra)}
-            self._parts[job.level] = sent, frozen, protocol.digest(frozen)
-        return self._parts[job.level]
+        slice_, rule = self.federation.slice(job.level, job.round, job.client), self.federation.method.server
+        held, extra = slice_.look(server.state(job.level)), slice_.look(rule.extra_for_client(server, job.level))
+        frozen = {name: held.pop(name) for name in slice_.frozen}
+        return {"model": protocol.arrays(held), "extra": protocol.arrays(extra)}, frozen, protocol.digest(frozen)
 
     def _send(self, turn: Turn) -> None:
         if turn.node in self._abandoned:
@@ -209,7 +199,7 @@ class GridExecutor:
             if turn.exchange.running:
                 self._abandoned[turn.node] = turn.exchange
         else:
-            turn.early, turn.bytes_up = early, protocol.num_bytes(content)
+            turn.bytes_up = protocol.num_bytes(content)
             turn.outcome = on_disk(upload, Path(self.settings.out)) if early else upload, report
 
     def _result(self, turn: Turn, outcome: tuple[Upload, Report] | Refusal) -> Upload | Lost:
@@ -228,9 +218,6 @@ class GridExecutor:
             row |= {"accuracy": self._held_out([report]), "tested": report.tested}
         self._rows.append(row)
         self._reports.append(report)
-        if turn.early:
-            in_memory: dict[str, Any] = {part: clone(getattr(upload, part)) for part in TENSORS}
-            return replace(upload, **in_memory)
         return upload
 
     def _learnt(self, turn: Turn, problem: Refusal) -> str:
@@ -267,12 +254,10 @@ class GridExecutor:
 
 def on_disk(upload: Upload, folder: Path) -> Upload:
     """The same upload with its tensors in a file that is mapped into memory; it is gone when nobody needs them."""
-    path, tensors = folder / "early.safetensors", {part: getattr(upload, part) for part in TENSORS}
-    flat = {f"{part}/{name}": value.contiguous() for part in TENSORS for name, value in tensors[part].items()}
-    save_file(flat, path)
-    found = load_file(path)
+    path = folder / "early.pt"
+    torch.save({part: getattr(upload, part) for part in TENSORS}, path)
+    mapped = torch.load(path, mmap=True, weights_only=True)
     path.unlink()
-    mapped: dict[str, Any] = {part: {name: found[f"{part}/{name}"] for name in tensors[part]} for part in TENSORS}
     return replace(upload, **mapped)
 
 
