@@ -1,7 +1,6 @@
 """A client's turn: the only local training loop, with its hooks, and the evaluation of a model."""
 
 import copy
-import dataclasses
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -60,11 +59,10 @@ class LocalSettings(Schedule):
         """A new optimiser for every turn: clients keep no optimiser state between rounds."""
         built_in = OPTIMIZERS.get(self.optimizer)
         factory = built_in or load_attribute(self.optimizer, "local.optimizer")
-        known = inspect.signature(factory).parameters
-        wanted = {key: getattr(self, key) for key in ("lr", "momentum", "nesterov", "weight_decay") if key in known}
+        known, chosen = inspect.signature(factory).parameters, ("lr", "momentum", "nesterov", "weight_decay")
         if not built_in:  # it has defaults of its own
-            usual = {field.name: field.default for field in dataclasses.fields(self) if field.name != "lr"}
-            wanted = {key: value for key, value in wanted.items() if key == "lr" or value != usual[key]}
+            chosen = ("lr", *(key for key in chosen[1:] if getattr(self, key) != getattr(LocalSettings, key)))
+        wanted = {key: getattr(self, key) for key in chosen if key in known}
         made = factory(parameters, **wanted, **({"fused": True} if built_in else {}))
         if not isinstance(made, torch.optim.Optimizer):
             kind = type(made).__name__
