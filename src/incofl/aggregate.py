@@ -10,7 +10,7 @@ from torch import Tensor
 
 from incofl.layout import Axes, Layout
 from incofl.split import Slice
-from incofl.split.slice import cuts
+from incofl.split.slices import cuts
 from incofl.tensors import Tensors, empty
 
 _CHUNK = 2**18  # elements of a sum that stay in a core's cache while several uploads are added to them

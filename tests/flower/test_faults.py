@@ -17,12 +17,11 @@ from google.protobuf.message import DecodeError
 
 from incofl.client import Upload
 from incofl.engine.build import build
-from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, RunError
 from incofl.flower import make_client_app, serve
-from incofl.flower.early_replies import Reply
-from incofl.flower.protocol import Report, encode_problem
+from incofl.flower.backend import GridExecutor, on_disk
+from incofl.flower.protocol import encode_problem
 from tests.federations import tiny_config
 from tests.flower.fleets import FIRST, final_state, fleet, rows, settings
 from tests.flower.loop import LATER, LoopGrid
@@ -141,14 +140,13 @@ def test_who_has_replied_may_leave(tmp_path: Path) -> None:
     assert row["rejected"] == []
     serve(fleet(CONFIG), config, settings(tmp_path / "whole"))
     assert final_state(tmp_path / "run") == final_state(tmp_path / "whole")
-    assert not (tmp_path / "run" / "early").exists()
+    assert not list((tmp_path / "run").glob("early*"))
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second is a minute."""
-    for module in ("transport", "executor", "backend"):
-        monkeypatch.setattr(f"incofl.flower.{module}.TRANSFER", 1.0)
+    monkeypatch.setattr("incofl.flower.transport.TRANSFER", 1.0)
     monkeypatch.setattr("incofl.flower.transport.STALL", 0.3)
 
 
@@ -231,24 +229,44 @@ def test_who_was_left_out_is_asked_again_in_the_next_round(tmp_path: Path) -> No
     assert lines[-1]["clients"] == [0, 1, 2, 3]
 
 
-def test_what_waited_on_disk_is_what_came(tmp_path: Path) -> None:
-    """The same values, in the same order: where a method goes through the names, sums depend on it."""
-    federation = build(CONFIG)
-    job = federation.schedule(0, 1)[0]
-    ((upload,),) = InProcess(federation).train(federation.start(), [job])
-    assert isinstance(upload, Upload)
-    back = Reply(upload, Report(0, 0, 0, 0, 0, 0.0), 0).stored(tmp_path / "x").whole()
-    for part in ("update", "buffers", "extra"):
-        ours, theirs = getattr(back, part), getattr(upload, part)
-        assert list(ours) == list(theirs)
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-        assert all(ours[name].stride() == theirs[name].stride() for name in ours)
-    assert list(upload.update) != sorted(upload.update)  # or it would show nothing
+def test_what_waits_on_disk_is_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same values, in the same order and layout: where a method goes through the names, sums depend on it."""
+    came: list[Upload] = []
+    went: list[Upload] = []
+
+    def on_disk_noted(upload: Upload, folder: Path) -> Upload:
+        came.append(upload)
+        found = on_disk(upload, folder)
+        assert not list(folder.glob("early*"))  # its name is gone, and with the last tensor the file
+        mapped = Path("/proc/self/maps")
+        assert not mapped.exists() or "early.safetensors (deleted)" in mapped.read_text()
+        return found
+
+    def noted(self: GridExecutor, *arguments: Any) -> Any:
+        made = result(self, *arguments)
+        assert isinstance(made, Upload)
+        went.append(made)
+        return made
+
+    result = GridExecutor._result
+    monkeypatch.setattr("incofl.flower.backend.on_disk", on_disk_noted)
+    monkeypatch.setattr(GridExecutor, "_result", noted)
+    config = tiny_config("method=incoscaffold", "rounds=1", "cohort=4", "data.clients=4", "data.limit=120")
+    serve(fleet(config), config, settings(tmp_path / "run"))
+    assert len(came) == 3  # all but the first
+    for upload in came:
+        (back,) = (other for other in went if other.client == upload.client)
+        for part in ("update", "buffers", "extra"):
+            ours, theirs = getattr(back, part), getattr(upload, part)
+            assert list(ours) == list(theirs)
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+            assert all(ours[name].stride() == theirs[name].stride() for name in ours)
+        assert list(upload.update) != sorted(upload.update)  # or it would show nothing
 
 
 def test_a_superlink_that_does_not_answer_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
-    monkeypatch.setattr("incofl.flower.backend.TRANSFER", 0.2)
+    monkeypatch.setattr("incofl.flower.transport.TRANSFER", 0.2)
     grid = fleet(CONFIG)
     monkeypatch.setattr(grid, "get_node_ids", lambda: over.wait(100))
     with pytest.raises(RunError, match=r"the SuperLink has not answered for 0.5 s; finished rounds are saved"):

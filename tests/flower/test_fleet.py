@@ -1,5 +1,6 @@
 """Which node is which client, and what it can afford."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,27 +8,32 @@ import pytest
 from incofl.costs import Cost
 from incofl.engine.federation import ClientLevels
 from incofl.errors import ConfigError, RunError
+from incofl.flower import Settings
 from incofl.flower.fleet import Fleet
 from incofl.flower.protocol import Answer
+from tests.federations import tiny_federation
+from tests.flower.loop import LoopGrid
 
 # Of three levels, which need 100, 200 and 300 bytes.
 COSTS = [Cost(level, (level + 1,), 1.0, 10 * (level + 1), 10, 5, 5, 100 * (level + 1)) for level in range(3)]
 
 
-def make(path: Path, patience: int = 2) -> Fleet:
-    return Fleet(path / "nodes.json", COSTS, ClientLevels.grouped((2, 2, 2)), patience)
+def make(path: Path) -> Fleet:
+    federation = dataclasses.replace(tiny_federation(), levels=ClientLevels.grouped((2, 2, 2)))
+    federation.__dict__["costs"] = COSTS  # a cached property
+    return Fleet(LoopGrid(None), Settings(), path / "nodes.json", federation)
 
 
 def test_the_largest_model_that_fits(tmp_path: Path) -> None:
     fleet = make(tmp_path)
-    assert fleet.welcome(70, Answer(client=0, limits={"memory": 250})).level == 1
-    assert fleet.welcome(71, Answer(client=1, limits={"memory": 300, "bandwidth": 10})).level == 2
+    assert fleet.welcome(70, Answer(client=0, memory=250)).level == 1
+    assert fleet.welcome(71, Answer(client=1, memory=300, bandwidth=10)).level == 2
     assert fleet.welcome(72, Answer(client=2, level=0)).level == 0
     assert fleet.welcome(73, Answer(client=5)).level == 2  # as the config has it
     assert [fleet.levels[client] for client in range(6)] == [1, 2, 0, 1, 2, 2]
     assert fleet.levels.counts == (1, 2, 3)
     for answer, reason in (
-        (Answer(client=3, limits={"memory": 99}), "no level fits; the smallest .* needs memory 100 B, has 99 B"),
+        (Answer(client=3, memory=99), "no level fits; the smallest .* needs memory 100 B, has 99 B"),
         (Answer(client=3, level=3), "level: got 3, expected 0 to 2"),
         (Answer(client=6), "partition-id: got 6, expected 0 to 5"),
     ):
@@ -73,30 +79,30 @@ def test_a_node_that_cannot_keep_up_gets_less(tmp_path: Path) -> None:
     fleet = make(tmp_path)
     node = fleet.welcome(70, Answer(client=0, level=2))
     assert not fleet.missed(0)
-    fleet.succeeded(0)
+    node.missed = 0  # it has replied in time
     assert not fleet.missed(0)
     assert fleet.missed(0)
     assert node.level == 1
-    assert fleet.overwhelmed(0)
+    assert fleet.missed(0, at_once=True)
     assert node.level == 0
-    assert not fleet.overwhelmed(0)  # there is nothing smaller
+    assert not fleet.missed(0, at_once=True)  # there is nothing smaller
     fleet.meet([80])
     assert fleet.welcome(80, Answer(client=0, level=2)).level == 0  # it comes back as it was
-    assert fleet.welcome(80, Answer(client=0, limits={"memory": 200})).level == 1  # and with more than before
+    assert fleet.welcome(80, Answer(client=0, memory=200)).level == 1  # and with more than before
 
 
 def test_the_fleet_is_remembered(tmp_path: Path) -> None:
     fleet = make(tmp_path)
     big = 2**64 - 1
-    fleet.welcome(big, Answer(client=3, limits={"memory": 300}, examples=7))
-    fleet.overwhelmed(3)
+    fleet.welcome(big, Answer(client=3, memory=300, examples=7))
+    fleet.missed(3, at_once=True)
     fleet.save()
     again = make(tmp_path)
     assert again.run == fleet.run
     assert again.nodes == fleet.nodes
     assert again.present == []  # until it has answered
     assert again.meet([big]) == [big]
-    assert again.welcome(big, Answer(client=3, limits={"memory": 300}, examples=7)).level == 1
+    assert again.welcome(big, Answer(client=3, memory=300, examples=7)).level == 1
     (tmp_path / "nodes.json").write_text("{}")
     with pytest.raises(RunError, match="damaged"):
         make(tmp_path)

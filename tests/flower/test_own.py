@@ -1,5 +1,6 @@
 """Your own models, data, tasks and methods; the settings of a fleet, and its endpoint."""
 
+import contextlib
 import dataclasses
 import json
 import runpy
@@ -184,7 +185,7 @@ def test_tasks_of_your_own(
         ([3.0, 2.0], "its accuracy on held-out examples is 1.5, expected a possible value"),
         ([0.0, 0.0], "its accuracy on held-out examples is None, expected a possible value"),
         ([-1.0, 2.0], "its accuracy on held-out examples is -0.5, expected a possible value"),
-        ([float("nan"), 2.0], "'totals' is nan, expected a number"),
+        ([float("nan"), 2.0], "report.totals: got [nan, 2.0], expected a list"),
         ([1.0, 2.0, 3.0], "'totals' is not a list of 2 numbers"),
         ([], "'totals' is not a list of 2 numbers"),
     ],
@@ -306,19 +307,19 @@ def test_unknown_keys_of_the_run_config_are_refused(tmp_path: Path) -> None:
 def test_the_endpoint_shows_the_run(tmp_path: Path) -> None:
     import socket
 
-    from incofl.engine.progress import Silent
     from incofl.flower.monitor import Monitor
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.listen()
-        with pytest.raises(ConfigError, match="metrics_port"), Monitor(Silent(), port):
-            pass
+        with pytest.raises(ConfigError, match="metrics_port"):
+            Monitor(port)
     seen: list[str] = []
 
-    class Reader(Silent):
+    class Reader(Monitor):
         def finished_round(self, row: dict[str, Any]) -> None:
+            super().finished_round(row)
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
                 seen.append(page.read().decode())
 
@@ -328,7 +329,7 @@ def test_the_endpoint_shows_the_run(tmp_path: Path) -> None:
 
     config: Config = tiny_config("rounds=2", "data.clients=2", "cohort=2", "data.limit=40", "model.name=tiny-mlp")
     config = dataclasses.replace(config, split=dataclasses.replace(config.split, levels=2))
-    with Monitor(Reader(), port) as monitor:
+    with contextlib.closing(Reader(port)) as monitor:
         backend = FlowerBackend(fleet(config), settings(tmp_path / "run"))
         incofl.run(config, tmp_path / "run", progress=monitor, backend=backend)
     assert "incofl_round 2.0" in seen[1]

@@ -17,9 +17,8 @@ from incofl.errors import UploadError
 from incofl.flower import make_client_app
 from incofl.flower.protocol import (
     Answer,
-    DataFacts,
     Order,
-    OutOfMemory,
+    Refusal,
     arrays,
     decode_answer,
     decode_order,
@@ -47,7 +46,7 @@ def genuine(federation: Federation) -> RecordDict:
     server, slice_ = federation.start(), federation.slice(JOB.level, JOB.round)
     model, extra = (arrays(slice_.look(part)) for part in (server.shared, server.extra["variate"]))
     order = Order("run", tiny_config(*CONFIG).to_toml(), JOB)
-    message = Message(wired(encode_order(order, model, extra)), 1, MessageType.TRAIN)
+    message = Message(wired(encode_order(order, {"model": model, "extra": extra})), 1, MessageType.TRAIN)
     return make_client_app()(message, Context(0, 1, {}, RecordDict(), {})).content
 
 
@@ -129,26 +128,29 @@ BAD: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     ),
     "metrics of another kind": (
         lambda content: content.__setitem__("report", ConfigRecord({"round": 3})),
-        "'report' is not a record of metrics",
+        "the report lacks 'client'",
     ),
     "an old round": (put("report", "round", 2), "it replies for round 2, expected 3"),
     "another client": (put("report", "client", 5), "it replies for client 5, expected 0"),
     "another level": (put("report", "level", 2), "it replies for level 2, expected 1"),
-    "another version": (put("report", "version", 99), "it replies for version 99, expected 2"),
-    "a metric more": (put("report", "bonus", 1), "'report' holds 'bonus'"),
-    "a metric less": (drop("report", "steps"), "'report' lacks 'steps'"),
-    "half a step": (put("report", "steps", 0.5), "'steps' is 0.5"),
-    "negative steps": (put("report", "steps", -1), "'steps' is -1"),
+    "it speaks version 1 of the messages, expected 2": (
+        put("report", "version", 99),
+        "it speaks version 99 of the messages, expected 2",
+    ),
+    "a metric more": (put("report", "bonus", 1), "the report holds 'bonus'"),
+    "a metric less": (drop("report", "steps"), "the report lacks 'steps'"),
+    "half a step": (put("report", "steps", 0.5), r"report\.steps: got 0\.5, expected a whole number"),
+    "negative steps": (put("report", "steps", -1), r"report\.steps: got -1, expected a whole number from 0"),
     "many examples": (put("report", "examples", 10**9), "it has 1000000000 examples, expected"),
-    "a loss that is none": (put("report", "loss", math.nan), "'loss' is nan"),
-    "a normaliser of its own": (put("report", "normaliser", 1e-300), "'report' holds 'normaliser'"),
+    "a loss that is none": (put("report", "loss", math.nan), r"report\.loss: got nan, expected a number"),
+    "a normaliser of its own": (put("report", "normaliser", 1e-300), "the report holds 'normaliser'"),
     "held-out examples where there are none": (put("report", "tested", 3), "it has tested 3 examples, expected none"),
     "totals of nothing": (put("report", "totals", [3.0, 4.0]), "'totals' is not a list of 0 numbers"),
     "more steps than it has batches": (put("report", "steps", 2**40), "it has made 1099511627776 steps, expected at"),
-    "labels that are no list": (put("report", "labels", 1), "'labels' is not a list of 10 numbers"),
-    "half a label": (put("report", "labels", [0.5] * 10), "'labels' is 0.5"),
+    "labels that are no list": (put("report", "labels", 1), r"report\.labels: got 1, expected a list"),
+    "half a label": (put("report", "labels", [0.5] * 10), r"report\.labels: got \[0\.5, .*\], expected a list"),
     "labels of too many classes": (put("report", "labels", [1] * 11), "'labels' is not a list of 10"),
-    "negative labels": (put("report", "labels", [-1] * 10), "'labels' is -1"),
+    "negative labels": (put("report", "labels", [-1] * 10), r"report\.labels: got \[-1, .*\], expected a list"),
 }
 
 
@@ -190,8 +192,12 @@ def test_values_that_are_none_are_refused_where_all_uploads_are(
 
 
 def test_what_nodes_say_went_wrong(federation: Federation) -> None:
-    with pytest.raises(OutOfMemory, match=r"^out of memory \(no room\)$"):
+    with pytest.raises(Refusal, match=r"^out of memory \(no room\)$") as problem:
         decode_reply(wired(encode_problem("Traceback\n  no room\n", "memory")), federation, JOB)
+    assert problem.value.kind == "memory"
+    with pytest.raises(Refusal, match=r"^no reason given$") as problem:
+        decode_reply(wired(encode_problem("", "late")), federation, JOB)
+    assert problem.value.kind == ""  # what a node may not say of itself
     with pytest.raises(UploadError, match=r"^\?\[2J\?\[31mdanger\?$"):  # nothing that a terminal would obey
         decode_reply(wired(encode_problem("\x1b[2J\x1b[31mdanger\x07")), federation, JOB)
     with pytest.raises(UploadError, match=r"^x{300}$"):
@@ -200,27 +206,29 @@ def test_what_nodes_say_went_wrong(federation: Federation) -> None:
 
 def test_orders_and_answers_come_back() -> None:
     tensors = {"a": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), "n": torch.tensor(7)}
-    for memory, known in ((None, None), ((2, 0), Answer(0, 1, {"memory": 7}))):
-        order = Order("run", "seed = 1", JOB, memory, known, "abc", DataFacts("own", 10, 65, True))
-        frozen = None if memory is None else arrays({"f": torch.ones(2)})
-        found, model, extra, frozen_part = decode_order(wired(encode_order(order, arrays(tensors), arrays({}), frozen)))
+    facts = {"name": "own", "classes": 10, "vocabulary": 65, "sequence": True}
+    for memory, known in ((None, None), ((2, 0), Answer(0, 1, memory=7))):
+        order = Order("run", "seed = 1", JOB, memory, known, "abc", facts)
+        sent = {"model": arrays(tensors), "extra": arrays({})}
+        sent |= {} if memory is None else {"frozen": arrays({"f": torch.ones(2)})}
+        found, model, extra, frozen_part = decode_order(wired(encode_order(order, sent)))
         assert found == order
         assert torch.equal(model["a"], tensors["a"])
         assert model["n"].shape == ()
         assert extra == {}
         assert list(frozen_part) == ([] if memory is None else ["f"])
-    for answer in (Answer(), Answer(3, 0, {"memory": 5}, 0), Answer(level=2)):
+    for answer in (Answer(), Answer(3, 0, memory=5, examples=0), Answer(level=2)):
         assert decode_answer(wired(encode_answer(answer))) == answer
 
 
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ({"version": 2, "client": -1}, "'client' is -1"),
-        ({"version": 2, "level": "high"}, "'level' is high"),
-        ({"version": 2, "memory": True}, "'memory' is True"),
-        ({"version": 1}, "another version"),
-        ({"version": 2, "secret": 1}, "not asked for"),
+        ({"version": 2, "client": -1}, r"answer\.client: got -1, expected a whole number from 0"),
+        ({"version": 2, "level": "high"}, r"answer\.level: got 'high', expected"),
+        ({"version": 2, "memory": True}, r"answer\.memory: got True, expected"),
+        ({"version": 1}, "it speaks version 1 of the messages, expected 2"),
+        ({"version": 2, "secret": 1}, "the answer holds 'secret'"),
     ],
 )
 def test_bad_answers_are_refused(record: dict[str, object], reason: str) -> None:
@@ -228,3 +236,11 @@ def test_bad_answers_are_refused(record: dict[str, object], reason: str) -> None
         decode_answer(wired(RecordDict({"answer": ConfigRecord(record)})))
     with pytest.raises(UploadError, match=r"the answer lacks 'answer'|holds"):
         decode_answer(RecordDict({"metrics": MetricRecord({"a": 1})}))
+
+
+def test_what_is_said_of_a_bad_value_is_short() -> None:
+    for value in ("x" * 10**6, "\x1b[2J\n" * 10**5, [7] * 10**5):
+        with pytest.raises(Refusal) as problem:
+            decode_answer(wired(RecordDict({"answer": ConfigRecord({"version": 2, "level": value})})))
+        assert len(str(problem.value)) <= 300
+        assert str(problem.value).isprintable()

@@ -103,7 +103,10 @@ def deep(depth): return nn.Linear(5, 10)
         ("wyde", "model.name: {} has no 'wyde'; did you mean 'wide'?"),
         ("number", "model.name: {}:number is of type int, expected a function or class"),
         ("fails", "model.name: {}:fails failed: ValueError: no luck"),
-        ("nothing", "model.name: {}:nothing returned NoneType, expected a torch.nn.Module, or one and its Layout"),
+        (
+            "nothing",
+            "model.name: {}:nothing returned NoneType, expected a module, or a pair of a module and its Layout",
+        ),
         ("wide", "model.name: {}:wide gives (3, 20) for a batch of 3, expected logits (3, 10)"),
         ("crooked", "model.name: {}:crooked fails on a batch of shape (3, 1, 8, 8): RuntimeError: "),
         ("asks", "model.name: {}:asks needs 'frequency': set model.options.frequency, or give it a default"),

@@ -173,6 +173,42 @@ def test_a_filter_per_channel_and_groups_of_a_norm() -> None:
     ]
 
 
+def test_norms_that_remember_their_size() -> None:
+    """Their narrowed copies compute with the smaller size."""
+    rms = Net(lambda s, x: s.out(s.norm(s.mid(x))), mid=nn.Linear(12, 8), norm=nn.RMSNorm(8), out=nn.Linear(8, 5))
+    mid = ("mid", 8, 1, 1)
+    assert weights(Layout.infer(rms, VECTORS), "mid", "norm", "out") == [(mid, None), (mid,), ("classes", mid)]
+    instance = Net(
+        lambda s, x: s.out(s.norm(s.mid(x)).mean((2, 3))),
+        mid=nn.Conv2d(3, 8, 3),
+        norm=nn.InstanceNorm2d(8, affine=True),
+        out=nn.Linear(8, 5),
+    )
+    assert weights(Layout.infer(instance, IMAGES), "norm", "out") == [(mid,), ("classes", mid)]
+
+
+def test_sums_by_an_equation() -> None:
+    """With and without an ellipsis; what two tensors of the input are summed over is whole, as in an attention."""
+    for equation in ("bld,hd->blh", "...d,hd->...h"):
+        net = Net(
+            lambda s, x, equation=equation: s.out(torch.einsum(equation, x, s.mid.weight).mean(1)),
+            mid=nn.Linear(6, 8, bias=False),
+            out=nn.Linear(8, 5),
+        )
+        mid = ("mid", 8, 1, 1)
+        assert weights(Layout.infer(net, SEQUENCES), "mid", "out") == [(mid, None), ("classes", mid)]
+    scores = Net(
+        lambda s, x: s.out(s.mid(torch.einsum("...qd,...kd->...qk", s.a(x), s.b(x))).mean(1)),
+        a=nn.Linear(6, 8),
+        b=nn.Linear(6, 8),
+        mid=nn.Linear(7, 4),
+        out=nn.Linear(4, 5),
+    )
+    layout = Layout.infer(scores, SEQUENCES)
+    assert weights(layout, "a", "b") == [(None, None), (None, None)]
+    assert layout.kept_whole == {"a": "the scale of an attention depends on it"}
+
+
 def test_recurrent_layers() -> None:
     """Two layers in both directions: gates are three copies of the state, outputs two."""
     net = Net(

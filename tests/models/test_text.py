@@ -11,8 +11,8 @@ from incofl.costs import activation_bytes, costs, count_macs, unroll
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.models import Model, ModelOptions, make_model
-from incofl.models.text import StackedLstm, TextTransformer
-from incofl.models.transformer import Attention
+from incofl.models.stacks import StackedLstm, TextTransformer
+from incofl.models.vit import Attention
 from incofl.split import Splitter, make_splitter, submodel
 
 TEXTS = ModelOptions(shape=(12,), classes=3, vocabulary=20)

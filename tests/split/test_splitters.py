@@ -10,8 +10,7 @@ import torch
 from incofl.errors import LayoutError
 from incofl.layout import Layout
 from incofl.models import ModelOptions, make_model
-from incofl.split import Splitter, Window, make_splitter
-from incofl.split.splitter import kept_channels
+from incofl.split import Splitter, Window, kept_channels, make_splitter
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from incofl.engine.worker import Worker, one_thread
 from incofl.errors import RunError
 from incofl.inputs import Inputs, call
 from incofl.layout import Layout
-from incofl.models.text import PADDING
+from incofl.models.stacks import PADDING
 from incofl.seeds import Purpose, numpy_rng
 from incofl.server import Server
 from incofl.split import Slice

@@ -1,108 +1,77 @@
-"""A fleet of Flower nodes as the place where the clients of a run are."""
+"""A fleet of Flower nodes as the place where the clients of a run are.
 
-import dataclasses
+Replies are fetched as they come, checked, and added up in the order of the schedule, so that sums do not depend on who
+is first. Early replies wait on disk: the server holds one upload, and those that are just arriving.
+"""
+
+import math
 import time
-from collections.abc import Sequence
-from logging import getLogger
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
+from safetensors.torch import load_file, save_file
 
+from incofl.client import Upload
 from incofl.config import Config
-from incofl.data import Data
-from incofl.engine.backend import Memories
+from incofl.data import Data, Examples
 from incofl.engine.build import build
-from incofl.engine.executor import Executor
-from incofl.engine.federation import Federation
+from incofl.engine.executor import Executor, InProcess, Lost
+from incofl.engine.federation import Federation, Job
 from incofl.engine.round import RoundStats
 from incofl.engine.run_folder import Row, RunFolder
 from incofl.engine.trace import Trace
-from incofl.errors import ConfigError, IncoflError, RunError
-from incofl.flower.executor import GridExecutor
+from incofl.engine.worker import Worker
+from incofl.errors import ConfigError, RunError
+from incofl.flower import protocol
 from incofl.flower.fleet import Fleet
-from incofl.flower.memory import MemoryLedger
-from incofl.flower.protocol import VERSION, decode_answer
+from incofl.flower.protocol import TENSORS, Answer, Order, Refusal, Report
 from incofl.flower.settings import Settings
-from incofl.flower.transport import CLOCKS, TRANSFER, Exchange, ask, reason_of
+from incofl.flower.transport import CLOCKS, LOG, SAVED, Exchange
+from incofl.inputs import map_inputs
+from incofl.server import Server
+from incofl.tensors import Tensors, clone
 
-LOG = getLogger("flwr")  # Flower shows what is logged there to everybody who watches the run
-SAVED = "finished rounds are saved: resume=true continues"
+FACTS = ("name", "classes", "vocabulary", "sequence")  # attributes of ``Data`` that one node's may not show
 
 
 class FlowerBackend:
     """Nodes that come and go."""
 
     def __init__(self, grid: Grid, settings: Settings) -> None:
-        self._grid, self._settings = grid, settings
-        self._asked: dict[int, Exchange] = {}  # by node, questions without an answer
-        self._attempts = 0
-        self._begun = False
+        self._grid, self._settings, self._attempts = grid, settings, 0
 
     def build(self, config: Config, folder: RunFolder) -> Federation:
         """The federation; if the server's data have no training examples, only the nodes have some."""
-        self._config, self._nodes_file = config, folder.nodes
         self._settings.check(config)
-        data = config.objects.get("data")
+        self._nodes_file, data = folder.nodes, config.objects.get("data")
         self._only_nodes_have_examples = isinstance(data, Data) and not len(data.train)
-        known = [_some(0)] * config.num_clients if self._only_nodes_have_examples else None
-        known = known or folder.load_partition(config.num_clients)
+        nobody = [_some(0)] * config.num_clients
+        known = nobody if self._only_nodes_have_examples else folder.load_partition(config.num_clients)
         federation = build(config, known, begun=folder.checkpoint.exists())
         if self._only_nodes_have_examples and config.buffers == "static" and federation.model.layout.buffers:
             raise ConfigError("buffers: got 'static', expected another: the server has no examples to measure them on")
-        return dataclasses.replace(federation, open=True)
+        return replace(federation, open=True)
 
-    def memories(self, config: Config, federation: Federation, folder: Path) -> Memories:
-        """Nodes keep them; the server keeps which turn was accepted last."""
-        return MemoryLedger(federation)
+    def memories(self, config: Config, federation: Federation, folder: Path) -> Fleet:
+        self._fleet = Fleet(self._grid, self._settings, self._nodes_file, federation)
+        return self._fleet
 
-    def executor(
-        self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: Memories
-    ) -> Executor:
-        """Turns on nodes."""
-        assert isinstance(memories, MemoryLedger)
-        self._fleet = Fleet(self._nodes_file, federation.costs, federation.levels, self._settings.patience)
-        self._executor = GridExecutor(self._grid, config, federation, self._fleet, memories, self._settings, trace)
-        return self._executor
+    def executor(self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: object) -> Executor:
+        settings = self._settings
+        self._least = max(1, settings.min_nodes or config.cohort_size, settings.min_replies)
+        executor = GridExecutor(self._grid, settings, config, federation, self._fleet, trace)
+        self.observed = executor.observed
+        return executor
 
     def gather(self, federation: Federation, round: int) -> tuple[Federation, Sequence[int] | None]:
-        """Waits for nodes, asks new ones what they can do, and returns the clients that can be reached.
-
-        Raises:
-            RunError: there are too few nodes for too long.
-        """
-        settings = self._settings
-        least = max(1, settings.min_nodes or self._config.cohort_size, settings.min_replies)
-        until, told = time.monotonic() + settings.wait, -1
-        question = RecordDict({"question": ConfigRecord({"version": VERSION})})
-        before: set[int] = set()
-        while True:
-            ids = ask(lambda: set(self._grid.get_node_ids()), max(settings.wait, TRANSFER))
-            if ids != before:  # a node that was left out gets another chance: something has changed, or a round passed
-                self._fleet.refused.clear()
-                before = ids
-            for node in sorted(set(self._fleet.meet(ids)) - self._asked.keys()):
-                message = Message(question, node, MessageType.QUERY, ttl=settings.wait + CLOCKS)
-                asked = Exchange(self._grid, message, max(settings.wait, TRANSFER))
-                self._asked |= {node: asked} if asked.taken else {}
-            self._hear()
-            ready = len(self._fleet.present)
-            expired = time.monotonic() > until
-            wanted = self._config.num_clients if not self._begun and not expired else least
-            if ready >= wanted:
-                break
-            if ready != told:
-                told, left = ready, until - time.monotonic()
-                LOG.info("incofl: waiting for nodes: %d of %d are ready; for %.0f s at most", ready, wanted, left)
-            if expired:
-                raise RunError(
-                    f"round {round + 1}: {ready} of {len(ids)} connected nodes are ready after {settings.wait:g} s, "
-                    f"expected at least {least} (min-nodes); {SAVED}"
-                )
-            time.sleep(settings.poll)
-        self._begun = True
-        self._fleet.save()
+        self._fleet.gather(round, self._least)
         levels, partition, nodes = self._fleet.levels, federation.partition, self._fleet.nodes
         if self._only_nodes_have_examples:  # only the number of a client's examples is asked for
             partition = [_some((c in nodes and nodes[c].examples) or 0) for c in range(len(levels))]
@@ -111,43 +80,197 @@ class FlowerBackend:
     def suffices(self, round: int, stats: RoundStats) -> bool:
         """Whether enough replies were accepted; a run whose round fails again and again ends."""
         self._fleet.save()
-        accepted, settings = len(stats.clients) - len(stats.rejected), self._settings
-        if accepted >= settings.min_replies:
-            self._attempts = 0
+        accepted, least = len(stats.clients) - len(stats.rejected), self._settings.min_replies
+        self._attempts = 0 if accepted >= least else self._attempts + 1
+        if not self._attempts:
             return True
-        self._attempts += 1
-        problem = f"round {round + 1}: {accepted} accepted replies, expected at least {settings.min_replies}"
+        problem = f"round {round + 1}: {accepted} accepted replies, expected at least {least}"
         for refusal in stats.rejected:
             LOG.warning("incofl: %s", refusal["reason"])
-        if self._attempts >= settings.attempts:
+        if self._attempts >= self._settings.attempts:
             raise RunError(f"{problem} (min-replies), {self._attempts} times; {SAVED}")
         LOG.warning("incofl: %s; it is repeated", problem)
         return False
 
+
+# A slice without its frozen part and what else the method sends; the frozen part, which stays here; its digest.
+Parts = tuple[dict[str, ArrayRecord], Tensors, str]
+
+
+@dataclass
+class Turn:
+    """A job, the orders to its node, and the outcome."""
+
+    job: Job
+    node: int
+    parts: Parts
+    exchange: Exchange | None = None
+    bytes_down: int = 0
+    bytes_up: int = 0
+    with_frozen: bool = False
+    early: bool = False  # its upload is on disk
+    outcome: tuple[Upload, Report] | Refusal | None = None
+
+
+@dataclass
+class GridExecutor:
+    """Sends turns to nodes; evaluates in this process, which has the test set."""
+
+    grid: Grid
+    settings: Settings
+    config: Config
+    federation: Federation
+    fleet: Fleet
+    trace: Trace
+
+    def __post_init__(self) -> None:
+        local = InProcess(self.federation, self.trace)
+        self.evaluate, self.measure, self.close = local.evaluate, local.measure, local.close
+        self._parts: dict[int, Parts] = {}  # by level
+        self._abandoned: dict[int, Exchange] = {}  # by node, replies that were not here in time and may still come
+        self._rows: list[Row] = []  # a line for each reply of the last round
+        self._reports: list[Report] = []  # likewise
+        self._metric = self.federation.task.all_metrics[self.federation.task.first]
+
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
+        self._rows, self._reports, self._parts = [], [], {}
+        self._abandoned = {node: late for node, late in self._abandoned.items() if late.running}
+        waiting, under_way = deque(jobs), deque[Turn]()
+        while waiting or under_way:
+            while waiting and len(under_way) < self.settings.window:
+                job = waiting.popleft()
+                under_way.append(Turn(job, self.fleet.nodes[job.client].node, self._cut(server, job)))
+                self._send(under_way[-1])
+            start, turn = time.perf_counter(), under_way.popleft()
+            while turn.outcome is None:
+                self._look(turn)
+                for other in under_way:
+                    self._look(other, early=True)
+                if turn.outcome is None:
+                    time.sleep(self.settings.poll)
+            self.trace.add(str(turn.job), "nodes", start, time.perf_counter())
+            yield [self._result(turn, turn.outcome)]
+        self._parts = {}
+
     def observed(self) -> Row:
-        """What the nodes measured."""
-        executor, row = self._executor, Row(nodes=self._executor.observed)
-        if (value := executor.held_out.value(executor.reports)) is not None:
-            tested = sum(report.tested for report in executor.reports)
+        """What the nodes of the last round measured."""
+        row = Row(nodes=self._rows)
+        if (value := self._held_out(self._reports)) is not None:
+            tested = sum(report.tested for report in self._reports)
             LOG.info("incofl: on %d held-out examples of nodes, before they trained: %.4g", tested, value)
             row["accuracy_on_nodes"] = value
         return row
 
-    def _hear(self) -> None:
-        """Takes in the nodes whose answers have come."""
-        for node, question in list(self._asked.items()):
-            try:
-                if (reply := question.reply()) is None:
-                    continue
-                if reply.has_content():
-                    known = self._fleet.welcome(node, decode_answer(reply.content))
-                    LOG.info("incofl: node %s is client %d, level %d", node, known.client, known.level)
-                else:  # asked again as long as it is connected
-                    LOG.warning("incofl: node %s does not answer: %s", node, reason_of(reply))
-            except IncoflError as problem:
-                self._fleet.refuse(node, str(problem))
-                LOG.warning("incofl: node %s is left out: %s", node, problem)
-            del self._asked[node]
+    def _cut(self, server: Server, job: Job) -> Parts:
+        if job.level not in self._parts or self.federation.splitter.by_client:
+            slice_, rule = self.federation.slice(job.level, job.round, job.client), self.federation.method.server
+            held, extra = slice_.look(server.state(job.level)), slice_.look(rule.extra_for_client(server, job.level))
+            frozen = {name: held.pop(name) for name in slice_.frozen}
+            sent = {"model": protocol.arrays(held), "extra": protocol.arrays(extra)}
+            self._parts[job.level] = sent, frozen, protocol.digest(frozen)
+        return self._parts[job.level]
+
+    def _send(self, turn: Turn) -> None:
+        if turn.node in self._abandoned:
+            turn.outcome = Refusal("its reply to an earlier order is still on its way")
+            return
+        job, (sent, frozen, frozen_digest), deadline = turn.job, turn.parts, self.settings.deadline
+        memory, node = self.fleet.manifest.get(job.client), self.fleet.nodes[job.client]
+        known = Answer(node.client, node.wanted, **node.limits)
+        facts = {name: value for name in FACTS if (value := getattr(self.federation.data, name)) is not None}
+        order = Order(self.fleet.run, self.config.to_toml(), job, memory, known, frozen_digest, facts)
+        content = protocol.encode_order(order, sent | ({"frozen": protocol.arrays(frozen)} if turn.with_frozen else {}))
+        group = str(job.round + 1)
+        message = Message(content, turn.node, MessageType.TRAIN, ttl=deadline + CLOCKS, group_id=group)
+        turn.exchange = Exchange(self.grid, message, deadline)
+        turn.bytes_down += protocol.num_bytes(content)
+
+    def _look(self, turn: Turn, early: bool = False) -> None:
+        """Looks for a reply and takes it in; an ``early`` one is put on disk."""
+        if turn.outcome is not None or turn.exchange is None:
+            return
+        try:
+            if (content := turn.exchange.reply()) is None:
+                return
+            upload, report = protocol.decode_reply(content, self.federation, turn.job, math.prod(self._totals_shape))
+            value = self._held_out([report])
+            if report.tested and (value is None or (self._metric.percent and not 0 <= value <= 1)):
+                name = self.federation.task.first
+                raise Refusal(f"its {name} on held-out examples is {value}, expected a possible value")
+        except Refusal as problem:
+            if problem.kind == "frozen" and not turn.with_frozen:
+                turn.with_frozen = True
+                self._send(turn)
+                return
+            turn.outcome = problem
+            if turn.exchange.running:
+                self._abandoned[turn.node] = turn.exchange
+        else:
+            turn.early, turn.bytes_up = early, protocol.num_bytes(content)
+            turn.outcome = on_disk(upload, Path(self.settings.out)) if early else upload, report
+
+    def _result(self, turn: Turn, outcome: tuple[Upload, Report] | Refusal) -> Upload | Lost:
+        """What the round gets of a turn, and what the fleet learns from it."""
+        client = turn.job.client
+        if isinstance(outcome, Refusal):
+            return Lost(client, f"node {turn.node}: {outcome}{self._learnt(turn, outcome)}")
+        upload, report = outcome
+        self.fleet.nodes[client].missed = 0
+        row: Row = {"client": client, "node": str(turn.node), "level": turn.job.level}
+        row |= {"seconds": round(report.seconds, 3), "cpu_seconds": round(report.cpu_seconds, 3)}
+        row |= {"peak_memory": report.peak_memory, "bytes_up": turn.bytes_up, "bytes_down": turn.bytes_down}
+        if report.forgot:
+            row["forgot"] = True
+        if report.tested:
+            row |= {"accuracy": self._held_out([report]), "tested": report.tested}
+        self._rows.append(row)
+        self._reports.append(report)
+        if turn.early:
+            in_memory: dict[str, Any] = {part: clone(getattr(upload, part)) for part in TENSORS}
+            return replace(upload, **in_memory)
+        return upload
+
+    def _learnt(self, turn: Turn, problem: Refusal) -> str:
+        """What follows from a problem, in words: a node that cannot keep up gets a smaller model."""
+        if problem.answer is not None:
+            return f"; {self.fleet.hear(turn.node, problem.answer)}"
+        own = self.federation.method.level == "own"  # or all train the same, whatever they can
+        client, overwhelmed = turn.job.client, problem.kind in ("crashed", "late", "memory")
+        if own and overwhelmed and self.fleet.missed(client, at_once=problem.kind == "memory"):
+            return f"; it gets level {self.fleet.nodes[client].level} from now on"
+        return ""
+
+    @cached_property
+    def _totals_shape(self) -> tuple[int, ...]:
+        """The shape of the metric's totals, found by evaluating a blank example; none if the server has examples."""
+        f, x, y = self.federation, self.federation.data.train.x, self.federation.data.train.y
+        if len(y):
+            return (0,)
+        blank = Examples(map_inputs(lambda t: t.new_zeros(1, *t.shape[1:]), x), y.new_zeros(1, *y.shape[1:]))
+        score = Worker(f).score(0, 0, f.slice(0, 0).look(f.model.initial), blank)
+        return tuple(score.totals[f.task.first].shape)
+
+    def _held_out(self, reports: Iterable[Report]) -> float | None:
+        """The metric over all examples that nodes hold out; ``None`` if there are none, or if it cannot be computed."""
+        totals = [torch.tensor(report.totals, dtype=torch.float64) for report in reports if report.tested]
+        if not totals:
+            return None
+        try:
+            value = float(self._metric.value(torch.stack(totals).sum(0).reshape(self._totals_shape)))
+        except (ValueError, ArithmeticError):  # the root of a negative number, from a node that does not tell the truth
+            return None
+        return value if math.isfinite(value) else None
+
+
+def on_disk(upload: Upload, folder: Path) -> Upload:
+    """The same upload with its tensors in a file that is mapped into memory; it is gone when nobody needs them."""
+    path, tensors = folder / "early.safetensors", {part: getattr(upload, part) for part in TENSORS}
+    flat = {f"{part}/{name}": value.contiguous() for part in TENSORS for name, value in tensors[part].items()}
+    save_file(flat, path)
+    found = load_file(path)
+    path.unlink()
+    mapped: dict[str, Any] = {part: {name: found[f"{part}/{name}"] for name in tensors[part]} for part in TENSORS}
+    return replace(upload, **mapped)
 
 
 def _some(examples: int) -> torch.Tensor:

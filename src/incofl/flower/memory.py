@@ -1,69 +1,40 @@
-"""What a node remembers between its turns, and what the server knows of it.
+"""What a node remembers between its turns: it never leaves the node.
 
-The memory itself never leaves the node. The server keeps, with its checkpoint, which turn each node's memory is from:
-the last one that it accepted. Every order says so, and a node starts from exactly that memory: what it made of a turn
-whose reply was late, lost, refused, or forgotten by a server that crashed, is never used. A node keeps the memory that
-it started from until an order names another.
+Every order says from which turn the memory is that the node starts from, the last one that the server accepted: what it
+made of a turn whose reply was late, lost, refused, or forgotten by a server that crashed, is never used.
 """
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from incofl.client import Upload
 from incofl.engine.checkpoint import atomic_write
 from incofl.engine.federation import Federation
-from incofl.engine.store import ClientStore, Manifest
+from incofl.engine.store import ClientStore
 from incofl.flower.protocol import Order, arrays, digest
 from incofl.tensors import Tensors
 
 FROZEN = "frozen"  # the name under which a node keeps the frozen part of a slice
 
 
-class MemoryLedger:
-    """The server's part: which turn of each client was accepted last, for methods whose clients remember."""
-
-    def __init__(self, federation: Federation) -> None:
-        self._remembers = bool(federation.method.client.memory(federation.model.layout))
-        self.manifest: Manifest = {}
-
-    def keeper(self, round: int) -> Callable[[Upload], None]:
-        """A function that notes accepted uploads."""
-
-        def keep(upload: Upload) -> None:
-            if self._remembers:
-                self.manifest[upload.client] = upload.level, round
-
-        return keep
-
-    def saved(self) -> None:
-        """Does nothing: there is nothing to delete."""
-
-    def restore(self, manifest: Manifest) -> None:
-        """Goes back to what a checkpoint says."""
-        self.manifest = dict(manifest)
-
-
 class NodeMemory:
-    """A node's part: in a folder, or in Flower's context, which lives as long as the node's process."""
+    """In a folder, or in Flower's context, which lives as long as the node's process."""
 
-    def __init__(self, state: RecordDict, order: Order, folder: Path | None) -> None:
-        self._state, self._order = state, order
-        self._prefix = f"incofl-{order.run}-client-{order.job.client}-"
-        self._folder = folder / order.run / f"client-{order.job.client}" if folder is not None else None
+    def __init__(self, state: RecordDict, order: Order, folder: str | None) -> None:
+        self._state, self._order, own = state, order, f"client-{order.job.client}"
+        self._prefix = f"incofl-{order.run}-{own}-"
+        self._folder = Path(folder).expanduser() / order.run / own if folder else None
 
     def recall(self, federation: Federation) -> Tensors | None:
         """The memory that the order names, in the coordinates of its slice; ``None``: it is gone. Drops all others."""
         job, wanted = self._order.job, self._order.memory
-        self._drop_all_but("" if wanted is None else _name(*wanted), FROZEN)
+        self._drop_all_but(FROZEN, *([] if wanted is None else [_name(*wanted)]))
         if wanted is None:
             return {}
-        memory = self._load(_name(*wanted))
-        if memory is None:
+        if (memory := self._load(_name(*wanted))) is None:
             return None
         store = ClientStore(federation.model.layout, federation.slice)
         store.put(job.client, *wanted, memory)
@@ -75,14 +46,9 @@ class NodeMemory:
             self._write(_name(self._order.job.level, self._order.job.round), memory)
 
     def frozen(self, sent: Tensors, own: Callable[[], Tensors]) -> Tensors | None:
-        """The frozen part of the slice: as it was sent, now or earlier, or the node's own.
-
-        Returns ``None`` if none of these is what the server has.
-        """
+        """The frozen part of the slice: as it was sent, now or earlier, or the node's own; ``None``: all are wrong."""
         if sent:
             self._write(FROZEN, sent)
-        if not self._order.frozen:
-            return {}
         kept = self._load(FROZEN) or {}
         found = kept if digest(kept) == self._order.frozen else own()
         return found if digest(found) == self._order.frozen else None
@@ -96,21 +62,20 @@ class NodeMemory:
 
     def _load(self, name: str) -> Tensors | None:
         if self._folder is None:
-            record: Any = self._state.get(self._prefix + name)
-            return None if record is None else dict(record.to_torch_state_dict())
+            record = self._state.get(self._prefix + name)
+            return record.to_torch_state_dict() if isinstance(record, ArrayRecord) else None
         try:
             return load_file(self._folder / f"{name}.safetensors")
         except (OSError, SafetensorError):
             return None
 
     def _drop_all_but(self, *kept: str) -> None:
-        for key in [key for key in self._state if key.startswith(self._prefix)]:
-            if key.removeprefix(self._prefix) not in kept:
+        for key in list(self._state):
+            if key.startswith(self._prefix) and key.removeprefix(self._prefix) not in kept:
                 del self._state[key]
-        if self._folder is not None and self._folder.is_dir():
-            for path in self._folder.iterdir():
-                if path.stem not in kept:
-                    path.unlink(missing_ok=True)
+        for path in self._folder.glob("*") if self._folder is not None else ():
+            if path.stem not in kept:
+                path.unlink(missing_ok=True)
 
 
 def _name(level: int, round: int) -> str:

@@ -5,54 +5,54 @@ anything is read: an array of garbage, of one element that would be broadcast, o
 nothing but its refusal. Values are looked at where every upload's are, in ``engine.round.check``.
 """
 
-import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from pydantic import AllowInfNan
 from torch import Tensor
 
 from incofl.client import Upload
-from incofl.data import Data
 from incofl.engine.federation import Federation, Job
-from incofl.errors import UploadError
-from incofl.split import Slice
+from incofl.errors import ConfigError, UploadError
+from incofl.options import options
 from incofl.tensors import Tensors, empty
 
 VERSION = 2  # of everything below; server and nodes must agree
 HEADER = 1024  # bytes that an array's own header may take, at most
-LARGEST = 2**53  # bound of whole numbers that a node may report
-LIMITS = ("memory", "compute", "bandwidth")
+TENSORS = ("update", "buffers", "extra")  # the parts of an upload that are tensors
+NUMBERS = ("client", "level", "examples", "steps", "loss")  # what an upload and a report both say
+
+Whole = Annotated[int, Ge(0), Le(2**53)]
+Finite = Annotated[float, AllowInfNan(False)]
+Kind = Literal["", "unreachable", "crashed", "late", "memory", "frozen", "changed"]
+T = TypeVar("T", "Answer", "Report")
 
 
-@dataclass(frozen=True)
+@options("answer")
 class Answer:
     """What a node says of itself; what it leaves open is ``None``."""
 
-    client: int | None = None  # its number in the federation
-    level: int | None = None  # the level that it wants
-    limits: Mapping[str, int] | None = None  # memory, compute and bandwidth, as in ``DeviceClass``
-    examples: int | None = None  # number of its training examples, where only the node has them
+    client: Whole | None = None  # its number in the federation
+    level: Whole | None = None  # the level that it wants
+    memory: Whole | None = None  # the limits of ``DeviceClass``
+    compute: Whole | None = None
+    bandwidth: Whole | None = None
+    examples: Whole | None = None  # number of its training examples, where only the node has them
+    version: Whole = VERSION
 
-
-class DataFacts(NamedTuple):
-    """The attributes of ``Data`` that the examples of a single node may not show."""
-
-    name: str = "own"
-    classes: int | None = None
-    vocabulary: int = 0
-    sequence: bool = False
-
-    @classmethod
-    def of(cls, data: Data) -> "DataFacts":
-        """Those of the server's data."""
-        return cls(data.name, data.classes, data.vocabulary, data.sequence)
+    @property
+    def limits(self) -> dict[str, int]:
+        """The limits that it names."""
+        limits = {"memory": self.memory, "compute": self.compute, "bandwidth": self.bandwidth}
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 @dataclass(frozen=True)
@@ -65,63 +65,43 @@ class Order:
     memory: tuple[int, int] | None = None  # level and round of the turn from whose memory the node starts
     known: Answer | None = None  # what the node has said of itself, as far as its slice depends on it
     frozen: str = ""  # digest of the frozen part of the slice; empty if nothing is frozen
-    data: DataFacts = field(default_factory=DataFacts)
+    data: Mapping[str, Any] = field(default_factory=dict)  # attributes of ``Data`` that one node's may not show
 
 
-@dataclass(frozen=True)
+@options("report")
 class Report:
-    """What a node says of its turn, in addition to tensors: in a reply, and checked field by field."""
+    """What a node says of its turn, in addition to tensors."""
 
-    round: int
-    client: int
-    level: int
-    examples: int  # number of its training examples
-    steps: int  # number of optimiser steps
+    round: Whole
+    client: Whole
+    level: Whole
+    examples: Whole  # number of its training examples
+    steps: Whole  # number of optimiser steps
     loss: float  # mean over the examples of all epochs
-    labels: tuple[int, ...] = ()  # number of its examples of each class, for tasks with classes
+    labels: tuple[Whole, ...] = ()  # number of its examples of each class, for tasks with classes
     seconds: float = 0.0  # duration of the turn
     cpu_seconds: float = 0.0  # processor time
-    peak_memory: int = 0  # bytes that the node's process used at its peak, since its start
-    forgot: int = 0  # 1 if it had no memory where the server expected one
-    tested: int = 0  # number of examples that the node holds out
-    totals: tuple[float, ...] = ()  # of the task's first metric, of the received model on these examples
-    version: int = VERSION
+    peak_memory: Whole = 0  # bytes that the node's process used at its peak, since its start
+    forgot: Whole = 0  # 1 if it had no memory where the server expected one
+    tested: Whole = 0  # number of examples that the node holds out
+    totals: tuple[Finite, ...] = ()  # of the task's first metric, of the received model on these examples
+    version: Whole = VERSION
 
 
-class OutOfMemory(UploadError):
-    """A node had too little memory for its turn."""
+class Refusal(UploadError):
+    """Why a node's reply is not accepted; ``kind`` says what follows from it, ``answer`` what the node is now."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"out of memory ({reason})")
-
-
-class LacksFrozen(UploadError):
-    """A node does not have the frozen parameters of its slice."""
+    def __init__(self, reason: str, kind: Kind = "", answer: Answer | None = None) -> None:
+        super().__init__(reason)
+        self.kind, self.answer = kind, answer
 
 
-class Changed(UploadError):
-    """A node is not what it was when its slice was cut."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__("it says other limits than before")
-        self.answer = answer
-
-
-PROBLEMS = {"memory": OutOfMemory, "frozen": LacksFrozen}
-
-
-def encode_order(order: Order, model: ArrayRecord, extra: ArrayRecord, frozen: ArrayRecord | None = None) -> RecordDict:
-    """A turn: the slice without its frozen part, what else the method sends, and what to do with it.
-
-    The ``frozen`` part is sent to a node that has said that it lacks it.
-    """
-    facts = {name: value for name, value in order.data._asdict().items() if value is not None}
-    words = {"run": order.run, "config": order.config, "frozen": order.frozen}
-    record = {"version": VERSION, **vars(order.job), "memory": list(order.memory or ()), **words}
-    content = RecordDict({"model": model, "extra": extra, "order": ConfigRecord(record), "data": ConfigRecord(facts)})
-    if frozen is not None:
-        content["frozen"] = frozen
-    return content if order.known is None else RecordDict({**content, **encode_answer(order.known)})
+def encode_order(order: Order, tensors: Mapping[str, ArrayRecord]) -> RecordDict:
+    """A turn, with the ``model`` without its frozen part, the method's ``extra``, and ``frozen`` if a node lacks it."""
+    words = {"run": order.run, "config": order.config, "frozen": order.frozen, "memory": list(order.memory or ())}
+    record = ConfigRecord({"version": VERSION, **vars(order.job), **words})
+    known = {} if order.known is None else encode_answer(order.known)
+    return RecordDict({**tensors, "order": record, "data": ConfigRecord(dict(order.data)), **known})
 
 
 def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors, Tensors]:
@@ -130,122 +110,101 @@ def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors, Tensors]
     if (version := record.pop("version")) != VERSION:
         raise UploadError(f"the server speaks version {version} of the messages, this node {VERSION}")
     job = Job(*(record.pop(name) for name in ("client", "level", "round")))
-    known = _read_answer(content["answer"]) if "answer" in content else None
-    memory, facts = tuple(record.pop("memory")) or None, DataFacts(**content["data"])
-    order = Order(job=job, memory=memory, known=known, data=facts, **record)
-    model, extra, frozen = (
-        content[name].to_torch_state_dict() if name in content else {} for name in ("model", "extra", "frozen")
-    )
-    return order, model, extra, frozen
+    known = _read(Answer, content["answer"]) if "answer" in content else None
+    memory, data = tuple(record.pop("memory")) or None, dict(content["data"])
+    sent = (content[name].to_torch_state_dict() if name in content else {} for name in ("model", "extra", "frozen"))
+    return Order(job=job, memory=memory, known=known, data=data, **record), *sent
 
 
 def encode_reply(upload: Upload, round: int, **measured: Any) -> RecordDict:
     """The result of a turn, and what the node ``measured``: fields of ``Report``."""
-    same = {name: getattr(upload, name) for name in ("client", "level", "examples", "steps", "loss")}
+    numbers = {name: getattr(upload, name) for name in NUMBERS}
     labels = () if upload.labels is None else tuple(upload.labels.tolist())
-    report = vars(Report(round=round, **same, labels=labels, **measured))
-    tensors = {name: arrays(getattr(upload, name)) for name in ("update", "buffers", "extra")}
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in report.items()}
-    return RecordDict(tensors | {"report": MetricRecord(plain)})
+    report = MetricRecord(_plain(Report(round=round, **numbers, labels=labels, **measured)))
+    return RecordDict({part: arrays(getattr(upload, part)) for part in TENSORS} | {"report": report})
 
 
-def encode_problem(reason: str, kind: str = "") -> RecordDict:
+def encode_answer(answer: Answer) -> RecordDict:
+    """What a node says of itself."""
+    return RecordDict({"answer": ConfigRecord(_plain(answer))})
+
+
+def encode_problem(reason: str, kind: Kind = "") -> RecordDict:
     """Why there is no result; ``kind`` is ``memory`` or ``frozen`` if one of these was missing."""
     return RecordDict({"problem": ConfigRecord({"version": VERSION, "reason": reason, "kind": kind})})
 
 
 def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: int = 0) -> tuple[Upload, Report]:
-    """The upload of a job, and what the node measured: ``totals`` numbers if it holds out examples, else none.
-
-    Raises:
-        OutOfMemory: the node says so.
-        LacksFrozen: the node says so.
-        Changed: it says what it can do now.
-        UploadError: it says that something else went wrong, or what it says is not acceptable.
-    """
-    raise_problem(content)
+    """The upload of a job, and what the node measured: ``totals`` numbers if it holds out examples, else none."""
+    _raise_problem(content)
     if "answer" in content:
-        raise Changed(decode_answer(content))
-    _check_keys(content, {"update", "buffers", "extra", "report"}, "the reply")
+        raise Refusal("it says other limits than before", "changed", decode_answer(content))
+    _check_keys(content, {*TENSORS, "report"}, "the reply")
     layout, slice_ = federation.model.layout, federation.slice(job.level, job.round, job.client)
     names = {"update": layout.parameters, "buffers": layout.buffers, "extra": federation.method.client.extra(layout)}
-    tensors: dict[str, Any] = {
-        part: _decode(content[part], slice_, own, federation, part) for part, own in names.items()
-    }
-    classes = federation.data.classes if federation.task.classes else None
-    report = _read_report(content["report"], classes or 0, totals)
-    for name, value in {"version": VERSION, **vars(job)}.items():
+    tensors: dict[str, Any] = {}
+    for part, own in names.items():
+        shapes = {name: shape for name, shape in slice_.shapes.items() if name in own}
+        tensors[part] = _decode(content[part], part, shapes, federation.model.initial)
+    report = _read(Report, content["report"])
+    for name, value in vars(job).items():
         if getattr(report, name) != value:
-            raise UploadError(f"it replies for {name} {getattr(report, name)}, expected {value}")
+            raise Refusal(f"it replies for {name} {getattr(report, name)}, expected {value}")
+    classes = federation.data.classes if federation.task.classes else None
+    for name, length in (("labels", classes or 0), ("totals", totals if report.tested else 0)):
+        if len(getattr(report, name)) != length:
+            raise Refusal(f"{name!r} is not a list of {length} numbers")
     examples, local = len(federation.partition[job.client]), federation.local
     if len(federation.data.train) and report.examples != examples:
-        raise UploadError(f"it has {report.examples} examples, expected {examples}; is its data-root another?")
+        raise Refusal(f"it has {report.examples} examples, expected {examples}; is its data-root another?")
     most = local.epochs * math.ceil(report.examples / local.batch_size)
     if report.steps > most:
-        raise UploadError(f"it has made {report.steps} steps, expected at most {most}")
+        raise Refusal(f"it has made {report.steps} steps, expected at most {most}")
     if report.tested and not totals:
-        raise UploadError(f"it has tested {report.tested} examples, expected none")
+        raise Refusal(f"it has tested {report.tested} examples, expected none")
     upload = Upload(
         **tensors,
-        client=job.client,
-        level=job.level,
+        **{name: getattr(report, name) for name in NUMBERS},
         slice=slice_,
-        examples=report.examples,
-        steps=report.steps,
-        loss=report.loss,
         labels=None if classes is None else torch.tensor(report.labels),
         normaliser=federation.method.client.normaliser(local, report.steps),  # scales all updates of a round
     )
     return upload, report
 
 
-def _read_report(record: Any, labels: int, totals: int) -> Report:
-    """A report whose fields have the right types, and lists of the right lengths."""
-    if not isinstance(record, MetricRecord):
-        raise UploadError("'report' is not a record of metrics")
-    fields = {field.name: field.type for field in dataclasses.fields(Report)}
-    _check_keys(record, set(fields), "'report'")
-    values, lengths = dict[str, Any](), {"labels": labels, "totals": totals if record["tested"] else 0}
-    for name, kind in fields.items():
-        check, got = _whole if kind in (int, tuple[int, ...]) else _real, record[name]
-        if name not in lengths:
-            values[name] = check(got, name)
-        elif isinstance(got, list) and len(got) == lengths[name]:
-            values[name] = tuple(check(entry, name) for entry in got)
-        else:
-            raise UploadError(f"{name!r} is not a list of {lengths[name]} numbers")
-    return Report(**values)
-
-
-def encode_answer(answer: Answer) -> RecordDict:
-    """What a node says of itself."""
-    said = {"client": answer.client, "level": answer.level, "examples": answer.examples, **(answer.limits or {})}
-    known = {name: value for name, value in said.items() if value is not None}
-    return RecordDict({"answer": ConfigRecord({"version": VERSION, **known})})
-
-
 def decode_answer(content: RecordDict) -> Answer:
     """What a node says of itself, checked."""
-    raise_problem(content)
+    _raise_problem(content)
     _check_keys(content, {"answer"}, "the answer")
-    return _read_answer(content["answer"])
+    return _read(Answer, content["answer"])
 
 
-def _read_answer(record: Any) -> Answer:
-    if not isinstance(record, ConfigRecord) or record.keys() - {"version", "client", "level", "examples", *LIMITS}:
-        raise UploadError("the answer holds what was not asked for")
-    said = {name: _whole(value, name) for name, value in record.items()}
-    if said.pop("version", None) != VERSION:
-        raise UploadError(f"it speaks another version of the messages, expected {VERSION}")
-    own = {name: said.pop(name) for name in LIMITS if name in said}
-    return Answer(said.get("client"), said.get("level"), own or None, said.get("examples"))
+def _raise_problem(content: RecordDict) -> None:
+    if "problem" in content and isinstance(record := content["problem"], ConfigRecord):
+        reason, kind = one_line(str(record.get("reason"))), record.get("kind")
+        if kind == "memory":
+            raise Refusal(f"out of memory ({reason})", "memory")
+        raise Refusal(reason, "frozen" if kind == "frozen" else "")
 
 
-def raise_problem(content: RecordDict) -> None:
-    """Raises what a node says went wrong, if it says so."""
-    if "problem" in content and isinstance(content["problem"], ConfigRecord):
-        record = content["problem"]
-        raise PROBLEMS.get(str(record.get("kind")), UploadError)(one_line(str(record.get("reason"))))
+def _plain(said: Answer | Report) -> dict[str, Any]:
+    """What a node says as a record can hold it: lists instead of tuples, and nothing instead of ``None``."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(said).items() if v is not None}
+
+
+def _read(cls: type[T], record: Any) -> T:
+    """What a node says, as an object that checks its own values."""
+    what, defaults = f"the {cls.__name__.lower()}", {field.name: field.default for field in fields(cls)}
+    if not isinstance(record, ConfigRecord | MetricRecord):
+        raise Refusal(f"{what} is not a record of values")
+    _check_keys(record, {name for name, value in defaults.items() if value is not None or name in record}, what)
+    try:
+        said = cls(**record)
+    except ConfigError as problem:
+        raise Refusal(one_line(str(problem))) from None
+    if said.version != VERSION:
+        raise Refusal(f"it speaks version {said.version} of the messages, expected {VERSION}")
+    return said
 
 
 def one_line(text: str) -> str:
@@ -274,57 +233,33 @@ def num_bytes(content: RecordDict) -> int:
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
-def _decode(record: Any, slice_: Slice, names: Set[str], federation: Federation, part: str) -> Tensors:
-    """The tensors of a record, if names, shapes and types are exactly those of the slice."""
-    shapes = {name: shape for name, shape in slice_.shapes.items() if name in names}
+def _decode(record: Any, part: str, shapes: Mapping[str, tuple[int, ...]], like: Tensors) -> Tensors:
+    """The tensors of a record, if names, shapes and types are exactly those that are expected."""
     if not isinstance(record, ArrayRecord):
-        raise UploadError(f"{part!r} is not a record of arrays")
+        raise Refusal(f"{part!r} is not a record of arrays")
     _check_keys(record, set(shapes), repr(part))
     found: Tensors = {}
     for name, shape in shapes.items():
-        array, dtype = record[name], federation.model.initial[name].dtype
-        expected = np.dtype(str(dtype).removeprefix("torch."))
+        what, array, expected = f"{part} {name!r}", record[name], np.dtype(str(like[name].dtype).removeprefix("torch."))
         size, got = math.prod(shape) * expected.itemsize, len(array.data)
         if array.stype != "numpy.ndarray" or got > size + HEADER:
-            raise UploadError(f"{part} {name!r} has {got} bytes of {array.stype[:20]!r}, its slice expects {size}")
-        held, fortran, kind, start = _header(array.data, f"{part} {name!r}")
-        if held != shape or tuple(array.shape) != shape or kind != expected or got != start + size:
-            raise UploadError(
-                f"{part} {name!r} has shape {held} of {kind} in {got} bytes, its slice expects {shape} of {expected}; "
-                "was it trained with another round's slice?"
-            )
-        values = np.frombuffer(array.data, expected, offset=start).reshape(shape, order="F" if fortran else "C")
-        # A copy, in the order of memory that all tensors of models have: bytes that came cannot be written to.
-        found[name] = empty(shape, dtype)
-        np.copyto(found[name].numpy(), values)
+            raise Refusal(f"{what} has {got} bytes of {array.stype[:20]!r}, its slice expects {size}")
+        file = BytesIO(array.data[: 2 * HEADER])
+        try:
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError
+            held, _, kind = np.lib.format.read_array_header_1_0(file, max_header_size=HEADER)
+        except Exception:  # a parser may raise anything at what a stranger sent
+            raise Refusal(f"{what} is not an array") from None
+        if (held, tuple(array.shape), kind, got) != (shape, shape, expected, file.tell() + size):
+            claim = f"has shape {held} of {kind} in {got} bytes, its slice expects {shape} of {expected}"
+            raise Refusal(f"{what} {claim}; was it trained with another round's slice?")
+        # In the order of memory that all tensors of models have.
+        found[name] = empty(shape, like[name].dtype).copy_(torch.from_numpy(array.numpy()))
     return found
-
-
-def _header(data: bytes, what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """What the header of npy bytes claims: shape, whether columns come first, type; and where it ends."""
-    file = BytesIO(data[: 2 * HEADER])
-    try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError
-        shape, fortran, kind = np.lib.format.read_array_header_1_0(file, max_header_size=HEADER)
-    except Exception:  # a parser may raise anything at what a stranger sent
-        raise UploadError(f"{what} is not an array") from None
-    return tuple(shape), fortran, kind, file.tell()
 
 
 def _check_keys(record: Mapping[str, Any], expected: set[str], what: str) -> None:
     if odd := record.keys() ^ expected:
         name = min(odd, key=str)
-        raise UploadError(f"{what} {'holds' if name in record else 'lacks'} {str(name)[:100]!r}")
-
-
-def _whole(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < LARGEST:
-        raise UploadError(f"{name!r} is {str(value)[:40]}, expected a whole number >= 0")
-    return value
-
-
-def _real(value: Any, name: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise UploadError(f"{name!r} is {str(value)[:40]}, expected a number")
-    return float(value)
+        raise Refusal(f"{what} {'holds' if name in record else 'lacks'} {str(name)[:100]!r}")

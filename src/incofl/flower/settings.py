@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt
 
 from incofl.config import Config
 from incofl.errors import ConfigError
-from incofl.options import from_table, options
+from incofl.options import options
 
 Count = Annotated[int, Ge(0)]
 Positive = Annotated[int, Ge(1)]
@@ -58,23 +58,12 @@ class NodeConfig:
     num_partitions: Count | None = None  # set by Flower's simulation, and not used
 
 
-def read_node_config(given: Mapping[str, Any], strict: bool) -> NodeConfig:
-    """The config of a node; ``strict``: refuses unknown keys."""
-    known = {field.name for field in dataclasses.fields(NodeConfig)}
-    table = {key.replace("-", "_"): value for key, value in given.items()}
-    return from_table(NodeConfig, {k: v for k, v in table.items() if strict or k in known}, "node-config")
-
-
 NAMES = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(Settings)}
 
 
 def read_run_config(given: Mapping[str, Any], settings: Settings) -> tuple[Settings, str | None, list[str]]:
-    """Settings, the config's file or preset, and overrides of its keys, from Flower's run config.
-
-    All that is not a setting is a key of the config: ``rounds``, ``data.alpha``.
-    """
-    config = given.get("config")
+    """Settings, the config's file or preset, and overrides of its keys: all that is not a setting."""
     others = {key: value for key, value in given.items() if key != "config" and key not in NAMES}
     overrides = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in others.items()]
     chosen = {NAMES[key]: value for key, value in given.items() if key in NAMES}
-    return dataclasses.replace(settings, **chosen), None if config is None else str(config), overrides
+    return dataclasses.replace(settings, **chosen), given.get("config"), overrides

@@ -9,24 +9,25 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from logging import getLogger
 from typing import TypeVar
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError
 
-from incofl.errors import RunError, UploadError
-from incofl.flower.protocol import one_line
+from incofl.errors import RunError
+from incofl.flower.protocol import Refusal, one_line
 
 T = TypeVar("T")
 TRANSFER = 60.0  # least seconds that a reply has from its announcement until it has arrived
 CLOCKS = 60.0  # seconds by which the clocks of server and nodes may differ
+LOG = getLogger("flwr")  # Flower shows what is logged there to everybody who watches the run
 STALL = 2.0  # seconds after which a fetch keeps nobody else waiting
+CRASHED = 8  # Flower's code for a client app whose process died
+SAVED = "finished rounds are saved: resume=true continues"
 # What Flower raises at what a stranger sent.
-UNREADABLE = (
-    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
-    *(RecursionError, MemoryError, DecodeError),
-)
+BROKEN = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError, DecodeError)
 
 
 def in_background(act: Callable[[], T]) -> Future[T]:
@@ -44,77 +45,53 @@ def in_background(act: Callable[[], T]) -> Future[T]:
 
 
 def ask(act: Callable[[], T], seconds: float) -> T:
-    """What the SuperLink answers.
-
-    Raises:
-        RunError: it does not answer within that time.
-    """
+    """What the SuperLink answers, for which it has ``TRANSFER`` seconds at least."""
+    seconds = max(seconds, TRANSFER)
     try:
         return in_background(act).result(seconds)
     except TimeoutError:
-        raise RunError(
-            f"the SuperLink has not answered for {seconds:g} s; finished rounds are saved: resume=true continues"
-        ) from None
-
-
-class Missed(UploadError):
-    """A node that cannot keep up."""
+        raise RunError(f"the SuperLink has not answered for {seconds:g} s; {SAVED}") from None
 
 
 class Exchange:
-    """A message to a node, and the look for its reply that is under way.
+    """A message to a node, and the look for its reply that is under way."""
 
-    The message says whose reply it is: errors are sent by the SuperLink.
-    """
-
-    def __init__(self, grid: Grid, message: Message, patience: float, deadline: float = math.inf) -> None:
-        """Sends a message to a SuperLink that may take ``patience`` seconds; the node has until the ``deadline``."""
-        ids = ask(lambda: list(grid.push_messages([message])), patience)
+    def __init__(self, grid: Grid, message: Message, deadline: float = math.inf) -> None:
+        """Sends a message, whose node has ``deadline`` seconds to reply."""
+        ids = ask(lambda: list(grid.push_messages([message])), message.metadata.ttl)
         self._grid, self._id, self._sent, self._deadline = grid, ids[0] if ids else "", time.monotonic(), deadline
         self._look: Future[list[Message]] | None = None
-
-    @property
-    def taken(self) -> bool:
-        """Whether the SuperLink has taken the message."""
-        return bool(self._id)
 
     @property
     def running(self) -> bool:
         """Whether a reply was announced, or the SuperLink asked, and nothing is known yet."""
         return self._look is not None and not self._look.done()
 
-    def reply(self) -> Message | None:
-        """The reply, if it has come.
-
-        Raises:
-            Missed: it is too late.
-            UploadError: the message could not be sent, or the reply cannot be read.
-        """
-        if not self.taken:
-            raise UploadError("its order could not be sent")
+    def reply(self) -> RecordDict | None:
+        """The content of the reply, if it has come."""
+        if not self._id:  # the SuperLink has not taken the message
+            raise Refusal("its order could not be sent", "unreachable")
         if self._look is None:
-            self._begun, self._look = time.monotonic(), in_background(self._pull)
+            self._begun = time.monotonic()
+            self._look = in_background(lambda: list(self._grid.pull_messages([self._id])))
         until = self._sent + self._deadline
         try:
             replies = self._look.result(STALL)
         except TimeoutError:
             now = time.monotonic()
             if now > self._begun + TRANSFER and (now > until or math.isinf(until)):
-                raise Missed(f"its reply has not arrived whole after {now - self._sent:.0f} s") from None
+                raise Refusal(f"its reply has not arrived whole after {now - self._sent:.0f} s", "late") from None
             return None
-        except UNREADABLE as problem:
-            reason = one_line(str(problem)) if str(problem) else type(problem).__name__
-            raise UploadError(f"its reply cannot be read: {reason}") from None
+        except BROKEN as problem:
+            raise Refusal(f"its reply cannot be read: {one_line(str(problem) or type(problem).__name__)}") from None
         self._look = None
-        reply = next((reply for reply in replies if reply.metadata.reply_to_message_id == self._id), None)
-        if reply is None and self._begun > until:  # a look that began before might have missed what came since
-            raise Missed(f"silent for {self._deadline:g} s, its deadline")
-        return reply
-
-    def _pull(self) -> list[Message]:
-        return list(self._grid.pull_messages([self._id]))
-
-
-def reason_of(reply: Message) -> str:
-    """Why there is no content in a reply."""
-    return one_line(reply.error.reason or f"error {reply.error.code}") if reply.has_error() else "an empty reply"
+        for reply in replies:
+            if reply.metadata.reply_to_message_id != self._id:  # errors are sent by the SuperLink: this says whose
+                continue
+            if reply.has_content():
+                return reply.content
+            code, reason = (reply.error.code, reply.error.reason) if reply.has_error() else (0, "an empty reply")
+            raise Refusal(one_line(reason or f"error {code}"), "crashed" if code == CRASHED else "unreachable")
+        if self._begun > until:  # a look that began before might have missed what came since
+            raise Refusal(f"silent for {self._deadline:g} s, its deadline", "late")
+        return None

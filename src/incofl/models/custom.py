@@ -14,14 +14,14 @@ from incofl.models.model import ModelOptions, shapes_of, try_out
 
 Factory = Callable[..., Any]  # returns a module, or a module and its layout
 
-# The arguments that a factory can ask for by the names of its parameters.
+# The arguments that a factory can ask for by the names of its parameters: of the data, and sizes of the config.
 FROM_DATA = ("shape", "classes", "vocabulary", "sequence")
-FROM_CONFIG = ("width", "depth", "dim", "heads", "patch")
+SIZES = ("depth", "dim", "heads", "patch")
 
 
-def make_custom(name: str, factory: Factory | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
-    """The module that a factory makes, and the layout that it returns or an inferred one; ``None``: imports it."""
-    factory = load_attribute(name, "model.name") if factory is None else factory
+def make_custom(model: str | Factory, options: ModelOptions) -> tuple[nn.Module, Layout]:
+    """The module that a factory makes, and the layout that it returns or an inferred one."""
+    name, factory = (model, load_attribute(model, "model.name")) if isinstance(model, str) else (_name(model), model)
     if not callable(factory):
         raise ConfigError(f"model.name: {name} is of type {type(factory).__name__}, expected a function or class")
     arguments = _arguments(name, factory, options)
@@ -31,17 +31,20 @@ def make_custom(name: str, factory: Factory | None, options: ModelOptions) -> tu
         raise
     except Exception as problem:
         raise ConfigError(f"model.name: {name} failed: {describe(problem)}") from problem
-    module, layout = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(module, nn.Module) or not isinstance(layout, Layout | None):
-        raise ConfigError(
-            f"model.name: {name} returned {type(made).__name__}, expected a torch.nn.Module, or one and its Layout"
-        )
-    return _checked(name, module, layout, options)
+    return _checked(name, *as_pair(made, f"model.name: {name} returned {type(made).__name__}"), options)
 
 
 def use_module(module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
     """A copy of a module that was made in Python, which replaces what the config says, and its layout."""
     return _checked(type(module).__name__, copy.deepcopy(module), layout, options)
+
+
+def as_pair(made: object, problem: str) -> tuple[nn.Module, Layout | None]:
+    """A module and its layout, of which the layout may be missing; refuses anything else."""
+    module, layout = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(module, nn.Module) or not isinstance(layout, Layout | None):
+        raise ConfigError(f"{problem}, expected a module, or a pair of a module and its Layout")
+    return module, layout
 
 
 def _checked(name: str, module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
@@ -58,32 +61,31 @@ def _checked(name: str, module: nn.Module, layout: Layout | None, options: Model
     return module, layout or Layout.infer(module, example)
 
 
-def factory_name(factory: Factory) -> str:
-    """The name of a factory, as a config would have it."""
+def _name(factory: Factory) -> str:
     return f"{factory.__module__}:{getattr(factory, '__qualname__', type(factory).__name__)}"
 
 
 def _arguments(name: str, factory: Factory, options: ModelOptions) -> dict[str, Any]:
     """The arguments that a factory asks for, and the config's ``model.options``; nothing in the config is ignored."""
     try:
-        parameters = dict(inspect.signature(factory).parameters)
+        parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
-        parameters = {}  # of a class written in C
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    named = {key: p for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    given = {key: getattr(options, key) for key in (*FROM_DATA, *FROM_CONFIG)} | {"classes": options.classes or None}
-    if "width" in named and named["width"].default is not inspect.Parameter.empty and options.width == 1:
-        del given["width"]  # a config that says nothing leaves it to the factory
-    for key in FROM_CONFIG:
-        if key not in named and given[key] not in (None, 1.0):
-            raise ConfigError(f"model.{key}: got {given[key]:g}, but {name} has no parameter {key!r}")
+        parameters = {}.values()  # of a class written in C
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = {p.name: p.default is p.empty for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    config = {key: getattr(options, key) for key in SIZES}
+    config["width"] = options.width if options.width != 1 or named.get("width") else None
+    for key, value in config.items():
+        if value is not None and key not in named:
+            raise ConfigError(f"model.{key}: got {value:g}, but {name} has no parameter {key!r}")
     for key in options.options:
         if key not in named and not takes_any:
             hint = nearest(key, named) if named else ""
             raise ConfigError(f"model.options.{key}: {name} has no parameter {key!r}{hint}")
+    given = config | {key: getattr(options, key) for key in FROM_DATA} | {"classes": options.classes or None}
     arguments = {key: given[key] for key in named if given.get(key) is not None} | dict(options.options)
-    for key, parameter in named.items():
-        if parameter.default is parameter.empty and key not in arguments:
-            where = f"model.{key}" if key in FROM_CONFIG else f"model.options.{key}"
+    for key, required in named.items():
+        if required and key not in arguments:
+            where = f"model.{key}" if key in config else f"model.options.{key}"
             raise ConfigError(f"model.name: {name} needs {key!r}: set {where}, or give it a default")
     return arguments

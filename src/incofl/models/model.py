@@ -54,19 +54,12 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class Model:
-    """A server model.
+    """A server model."""
 
-    Attributes:
-        template: the module on the meta device, without values; clients' modules are cut from it.
-        layout: its structure.
-        initial: parameters and buffers at the start.
-        inputs: one example on the meta device: its shape and type, without values.
-    """
-
-    template: nn.Module
+    template: nn.Module  # on the meta device, without values; clients' modules are cut from it
     layout: Layout
-    initial: Tensors
-    inputs: Inputs
+    initial: Tensors  # parameters and buffers at the start
+    inputs: Inputs  # one example on the meta device: its shape and type, without values
 
     def example(self, batch: int) -> Inputs:
         """A batch without values, on the meta device."""
@@ -74,10 +67,7 @@ class Model:
 
 
 def as_model(module: nn.Module, layout: Layout | None, example: Inputs) -> Model:
-    """Makes a server model of a module with its values, which is not changed, and a batch of its inputs.
-
-    Without a layout, it is inferred.
-    """
+    """A server model of a module, which is not changed, and a batch of its inputs; without a layout, it is inferred."""
     layout = layout or Layout.infer(module, map_inputs(lambda x: x[:EXAMPLES], example))
     initial = clone(module.state_dict())
     shapes = {name: tuple(value.shape) for name, value in initial.items()}
@@ -114,6 +104,11 @@ def try_out(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs, Any]
             copied = copy.deepcopy(module).cpu().eval()
             batch = map_inputs(lambda x: torch.zeros_like(x, device="cpu") if x.is_meta else x.cpu(), example)
             return copied, batch, call(copied, batch)
+
+
+def first_line(problem: BaseException) -> str:
+    """The first line of an exception's message."""
+    return next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
 
 
 def shapes_of(inputs: Inputs) -> object:

@@ -21,76 +21,68 @@ from torch.nn import functional
 
 from incofl.errors import ConfigError
 from incofl.layout import Layout
-from incofl.models.model import Model
+from incofl.models.model import Model, first_line
 from incofl.models.vit import VisionTransformer
 from incofl.tensors import Tensors, all_finite, clone
 
 FILE = "model.safetensors"  # timm's name for it on the Hub
+EXAMPLE = "timm/vit_small_patch16_224.augreg_in21k_ft_in1k"
+CONVERT = f"safetensors.torch.save_file(torch.load(FILE, weights_only=True), '{FILE}')"
 PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
 COLOURS = 3
 
 
 def with_pretrained(model: Model, where: str) -> Model:
     """The model with the initial weights of a file, or of a repository of the Hub such as ``timm/name``."""
-    found = read(locate(where))
-    initial = dict(model.initial)
+    found, initial = _read(where), dict(model.initial)
     for name, fresh in model.initial.items():
-        if not stays_fresh(name, found, model):
+        if not _stays_fresh(name, found, model):
             if name not in found:
-                raise ConfigError(f"model.pretrained: {where} lacks {name!r}; does it hold a smaller or another model?")
-            initial[name] = fitted(name, found[name], model, where).to(fresh.dtype)
+                raise _refused(f"{where} lacks {name!r}; does it hold a smaller or another model?")
+            initial[name] = _fitted(name, found[name], model, where).to(fresh.dtype)
     for name in found:
-        if name not in initial and not in_deeper_block(name, model.layout):
-            raise ConfigError(f"model.pretrained: {where} holds {name!r}, which the model lacks; is it another model?")
+        if name not in initial and not _in_deeper_block(name, model.layout):
+            raise _refused(f"{where} holds {name!r}, which the model lacks; is it another model?")
     if not all_finite(initial):
-        raise ConfigError(f"model.pretrained: {where} holds values that are not finite")
+        raise _refused(f"{where} holds values that are not finite")
     return dataclasses.replace(model, initial=clone(initial))
 
 
-def locate(where: str) -> Path:
-    """The path of the file; a repository of the Hub is downloaded unless it is in the cache."""
+def _refused(problem: str) -> ConfigError:
+    return ConfigError(f"model.pretrained: {problem}")
+
+
+def _read(where: str) -> Tensors:
+    """The tensors of a safetensors file; a repository of the Hub is downloaded unless it is in the cache."""
     path = Path(where).expanduser()
     if path.suffix in PICKLED:
-        raise ConfigError(
-            f"model.pretrained: got {where!r}, expected a .safetensors file: pickled files can run code; convert it "
-            "with safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
-        )
-    if path.suffix == ".safetensors" or path.is_file():
-        return path
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", where):
-        raise ConfigError(
-            f"model.pretrained: got {where!r}, expected a .safetensors file or a name on the Hub such as "
-            "timm/vit_small_patch16_224.augreg_in21k_ft_in1k"
-        )
-    return download(where)
+        why = f"pickled files can run code; convert it with {CONVERT}"
+        raise _refused(f"got {where!r}, expected a .safetensors file: {why}")
+    if path.suffix != ".safetensors" and not path.is_file():
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", where):
+            raise _refused(f"got {where!r}, expected a .safetensors file or a name on the Hub such as {EXAMPLE}")
+        path = _download(where)
+    if not path.is_file():
+        raise _refused(f"{path}: no such file")
+    try:
+        return load_file(path)
+    except SafetensorError as problem:
+        raise _refused(f"{path}: not a safetensors file ({problem})") from None
 
 
-def download(name: str) -> Path:
-    """The path of the weights of a repository of the Hub."""
+def _download(name: str) -> Path:
     by_hand = f"; or download {FILE} from huggingface.co/{name} elsewhere and set model.pretrained to that file"
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
-        needs = "is on the Hub, which needs: pip install 'incofl[hub]'"
-        raise ConfigError(f"model.pretrained: {name!r} {needs}{by_hand}") from None
+        raise _refused(f"{name!r} is on the Hub, which needs: pip install 'incofl[hub]'{by_hand}") from None
     try:
         return Path(hf_hub_download(name, FILE))
     except Exception as problem:  # of the network, the server, the name or the disk: many types
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-        raise ConfigError(f"model.pretrained: cannot get {name!r} from the Hub ({reason}){by_hand}") from None
+        raise _refused(f"cannot get {name!r} from the Hub ({first_line(problem)}){by_hand}") from None
 
 
-def read(path: Path) -> Tensors:
-    """The tensors of a safetensors file."""
-    if not path.is_file():
-        raise ConfigError(f"model.pretrained: {path}: no such file")
-    try:
-        return load_file(path)
-    except SafetensorError as problem:
-        raise ConfigError(f"model.pretrained: {path}: not a safetensors file ({problem})") from None
-
-
-def stays_fresh(name: str, found: Tensors, model: Model) -> bool:
+def _stays_fresh(name: str, found: Tensors, model: Model) -> bool:
     """Whether an entry keeps its initial value: it has other classes, or a file may lack it and does."""
     layout, fresh = model.layout, model.initial[name]
     per_class = any(axis is not None and axis.name == "classes" for axis in layout.axes[name])
@@ -100,7 +92,7 @@ def stays_fresh(name: str, found: Tensors, model: Model) -> bool:
     return per_class or counter or layout.block_of[name] in layout.exits
 
 
-def fitted(name: str, value: Tensor, model: Model, where: str) -> Tensor:
+def _fitted(name: str, value: Tensor, model: Model, where: str) -> Tensor:
     """An entry of the file in the shape that the model needs."""
     shape = model.initial[name].shape
     if name == "pos_embed" and isinstance(model.template, VisionTransformer) and value.dim() == 3:
@@ -108,10 +100,8 @@ def fitted(name: str, value: Tensor, model: Model, where: str) -> Tensor:
     if value.dim() == 4 and value.shape[1] == COLOURS and shape[1] == 1:
         value = value.sum(1, keepdim=True)
     if value.shape != shape:
-        raise ConfigError(
-            f"model.pretrained: {where}: {name!r} has shape {tuple(value.shape)}, the model's {tuple(shape)}; "
-            "set the model's sizes (section model) to those of the file"
-        )
+        sizes = f"{name!r} has shape {tuple(value.shape)}, the model's {tuple(shape)}"
+        raise _refused(f"{where}: {sizes}; set the model's sizes (section model) to those of the file")
     return value
 
 
@@ -120,13 +110,13 @@ def resize_positions(positions: Tensor, grid: tuple[int, int]) -> Tensor:
     side = math.isqrt(positions.shape[1] - 1)
     if (side, side) == grid or side**2 != positions.shape[1] - 1:
         return positions
-    of_class, of_patches = positions[:, :1], positions[:, 1:]
-    image = of_patches.float().transpose(1, 2).reshape(1, -1, side, side)
+    of_class, of_patches = positions[:, :1].float(), positions[:, 1:].float()
+    image = of_patches.transpose(1, 2).reshape(1, -1, side, side)
     image = functional.interpolate(image, size=grid, mode="bicubic", align_corners=False, antialias=True)
-    return torch.cat([of_class.float(), image.flatten(2).transpose(1, 2)], dim=1)
+    return torch.cat([of_class, image.flatten(2).transpose(1, 2)], dim=1)
 
 
-def in_deeper_block(name: str, layout: Layout) -> bool:
+def _in_deeper_block(name: str, layout: Layout) -> bool:
     """Whether an entry belongs to a block that a stage does not have: ``blocks.9.norm1.weight`` in a model of eight."""
     siblings = [re.escape(stage[0].rpartition(".")[0]) for stage in layout.stages]
     found = [re.match(rf"({parent}\.\d+)\.", name) for parent in siblings]

@@ -4,8 +4,9 @@ Parameter names equal torchvision's, so its checkpoints load. The family is name
 counts two, stem and head one each; ResNet26 has blocks (3, 3, 3, 3).
 """
 
+import itertools
 import math
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -35,12 +36,11 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample: nn.Module | None = None
+        self.downsample: nn.Module | None = None  # projects the shortcut where the shape changes
         if stride != 1 or inputs != outputs:
             self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes relu(x + f(x)); the shortcut is projected where the shape changes."""
         out = functional.relu(self.bn1(self.conv1(x)), inplace=True)
         out = self.bn2(self.conv2(out))
         out += x if self.downsample is None else self.downsample(x)
@@ -60,7 +60,6 @@ class ExitHead(nn.Module):
         _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns class logits."""
         return self.fc(self.convs(x).mean((2, 3)))
 
 
@@ -76,12 +75,9 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         widths = [math.ceil(width * base) for base in BASE_WIDTHS[: len(depth)]]
-        if stem == "imagenet":
-            self.conv1 = nn.Conv2d(channels, widths[0], 7, stride=2, padding=3, bias=False)
-            self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
-        else:
-            self.conv1 = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
-            self.maxpool = nn.Identity()
+        kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
+        self.conv1 = nn.Conv2d(channels, widths[0], kernel, stride, padding=kernel // 2, bias=False)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
         self.bn1 = nn.BatchNorm2d(widths[0])
         inputs = widths[0]
         for stage, (blocks, outputs) in enumerate(zip(depth, widths, strict=True), start=1):
@@ -97,7 +93,6 @@ class ResNet(nn.Module):
 
     @property
     def stages(self) -> list[nn.Sequential]:
-        """The stages, from shallow to deep."""
         return [getattr(self, f"layer{stage}") for stage in range(1, len(self.depth) + 1)]
 
     def add_exits(self, positions: tuple[int, ...], convolutions: int) -> Layout:
@@ -107,13 +102,11 @@ class ResNet(nn.Module):
         the last one that it holds in evaluation.
         """
         channels = [width for width, blocks in zip(self.widths, self.depth, strict=True) for _ in range(blocks)]
-        classes = self.fc.out_features
-        self.exit_positions = positions
-        self.exits = nn.ModuleList(ExitHead(channels[at - 1], classes, convolutions) for at in positions[:-1])
-        return resnet_layout(self)
+        heads = [ExitHead(channels[at - 1], self.fc.out_features, convolutions) for at in positions[:-1]]
+        self.exits, self.exit_positions = nn.ModuleList(heads), positions
+        return self.layout()
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
-        """Returns class logits, in training with early exits a list of them."""
         heads = zip(self.exit_positions or (sum(self.depth),), (*self.exits, self.fc), strict=True)
         held = [(at, head) for at, head in heads if not isinstance(head, nn.Identity)]  # which replaces a missing one
         used = dict(held if self.training else held[-1:])
@@ -121,54 +114,46 @@ class ResNet(nn.Module):
         x = self.maxpool(functional.relu(self.bn1(self.conv1(x)), inplace=True))
         for number, block in enumerate((block for stage in self.stages for block in stage), start=1):
             x = block(x)
-            if number in used:
-                head = used[number]
+            if (head := used.get(number)) is not None:
                 logits.append(head(x if isinstance(head, ExitHead) else x.mean((2, 3))))
         return logits if self.training and self.exit_positions else logits[-1]
+
+    def layout(self) -> Layout:
+        """Axes: a residual stream per stage (the stem belongs to stage 1) and an inner width per block.
+
+        The shallow counterpart of every convolution of the later blocks is the second convolution of the first block,
+        as in the paper's released code (it is the first of that shape in stages 2 to 4).
+        """
+        image = Axis("image", self.conv1.in_channels, fixed=True)
+        classes = Axis("classes", self.fc.out_features, fixed=True)
+        stages = [[f"layer{stage}.{block}" for block in range(size)] for stage, size in enumerate(self.depth, start=1)]
+        widths = zip(stages, self.widths, strict=True)
+        streams = [Axis(block.partition(".")[0], width) for blocks, width in widths for block in blocks]
+        below = streams[0]
+        layers: dict[str, Axes] = {"conv1": (below, image), "bn1": (below,)}
+        for block, stream in zip(itertools.chain(*stages), streams, strict=True):
+            inner = Axis(f"{block}.inner", stream.size)
+            layers |= {f"{block}.conv1": (inner, below), f"{block}.bn1": (inner,)}
+            layers |= {f"{block}.conv2": (stream, inner), f"{block}.bn2": (stream,)}
+            layers |= {f"{block}.downsample.0": (stream, below), f"{block}.downsample.1": (stream,)}  # if it has one
+            below = stream
+        layers["fc"] = (classes, below)
+        later = [(f"{block}.{conv}", first) for first, *rest in stages for block in rest for conv in ("conv1", "conv2")]
+        shallow = {f"{conv}.weight": f"{first}.conv2.weight" for conv, first in later}
+        exits: dict[str, int] = {}
+        for number, head in enumerate(self.exits):
+            name, position = f"exits.{number}", self.exit_positions[number]
+            exits[name], outputs = position, streams[position - 1]
+            for layer in range(0, len(cast(ExitHead, head).convs), 3):
+                inputs, outputs = outputs, Axis(f"{name}.{layer}", outputs.size)
+                layers |= {f"{name}.convs.{layer}": (outputs, inputs), f"{name}.convs.{layer + 1}": (outputs,)}
+            layers[f"{name}.fc"] = (classes, outputs)
+        if self.exit_positions:
+            exits["fc"] = self.exit_positions[-1]
+        return Layout.of(self, layers, stages, shallow, exits)
 
 
 def _initialise(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-
-def resnet_layout(model: ResNet) -> Layout:
-    """Axes: a residual stream per stage (the stem belongs to stage 1) and an inner width per block.
-
-    The shallow counterpart of every convolution of the later blocks is the second convolution of the first block, as
-    in the paper's released code (it is the first of that shape in stages 2 to 4).
-    """
-    image = Axis("image", model.conv1.in_channels, fixed=True)
-    classes = Axis("classes", model.fc.out_features, fixed=True)
-    stream = Axis("layer1", model.conv1.out_channels)
-    layers: dict[str, Axes] = {"conv1": (stream, image), "bn1": (stream,)}
-    shallow: dict[str, str] = {}
-    stages: list[list[str]] = []
-    streams: list[Axis] = []  # after each block
-    for number, stage in enumerate(model.stages, start=1):
-        below, stream = stream, Axis(f"layer{number}", model.widths[number - 1])
-        blocks = [f"layer{number}.{b}" for b in range(len(stage))]
-        for b, block in enumerate(blocks):
-            inner = Axis(f"{block}.inner", stream.size)
-            layers |= {f"{block}.conv1": (inner, stream if b else below), f"{block}.bn1": (inner,)}
-            layers |= {f"{block}.conv2": (stream, inner), f"{block}.bn2": (stream,)}
-            if stage[b].downsample is not None:
-                layers |= {f"{block}.downsample.0": (stream, below), f"{block}.downsample.1": (stream,)}
-            if b > 0:
-                shallow |= {f"{block}.{conv}.weight": f"{blocks[0]}.conv2.weight" for conv in ("conv1", "conv2")}
-            streams.append(stream)
-        stages.append(blocks)
-    layers["fc"] = (classes, stream)
-    exits: dict[str, int] = {}
-    for number, head in enumerate(model.exits):
-        assert isinstance(head, ExitHead)
-        name, position = f"exits.{number}", model.exit_positions[number]
-        exits[name], outputs = position, streams[position - 1]
-        for layer in range(0, len(head.convs), 3):
-            inputs, outputs = outputs, Axis(f"{name}.{layer}", outputs.size)
-            layers |= {f"{name}.convs.{layer}": (outputs, inputs), f"{name}.convs.{layer + 1}": (outputs,)}
-        layers[f"{name}.fc"] = (classes, outputs)
-    if model.exit_positions:
-        exits["fc"] = model.exit_positions[-1]
-    return Layout.of(model, layers, stages, shallow, exits)

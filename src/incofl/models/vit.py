@@ -8,12 +8,61 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from incofl.errors import ConfigError
-from incofl.layout import Axis, Layout
-from incofl.models.transformer import MLP_RATIO, Block, transformer_layout
+from incofl.layout import Axes, Axis, Layout
 
+MLP_RATIO = 4  # hidden channels of a perceptron for each channel of the stream
 NORM_EPS = 1e-6  # timm's
+Shape = tuple[int, ...]
+
+
+class Attention(nn.Module):
+    """Attention of every token to others; the number of heads follows from the weights, so heads can be cut."""
+
+    def __init__(self, dim: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.qkv = nn.Linear(dim, 3 * heads * head_dim)
+        self.proj = nn.Linear(heads * head_dim, dim)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """Computes softmax(q k' / sqrt(head_dim)) v in each head, and projects all heads.
+
+        Tokens attend to all, to those of a mask (B, 1, 1, length), or if ``causal`` to themselves and those before.
+        """
+        qkv = self.qkv(x).unflatten(2, (3, -1, self.head_dim))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (batch, head, token, channel)
+        heads = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+        return self.proj(heads.transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    """A perceptron with one hidden layer, the same for every token."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(functional.gelu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """Attention and perceptron, each on the normalised stream and added to it."""
+
+    def __init__(self, dim: int, heads: int, head_dim: int, hidden: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=eps)
+        self.attn = Attention(dim, heads, head_dim)
+        self.norm2 = nn.LayerNorm(dim, eps=eps)
+        self.mlp = Mlp(dim, hidden)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        x = x + self.attn(self.norm1(x), mask, causal)
+        return x + self.mlp(self.norm2(x))
 
 
 class PatchEmbed(nn.Module):
@@ -24,26 +73,17 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(channels, dim, patch, stride=patch)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) to (batch, patches, dim)."""
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
 class VisionTransformer(nn.Module):
     """Tokens of patches and a class token, positions added, equal blocks, a linear head on the class token.
 
-    Unless ``head_dim`` and ``hidden`` say otherwise, the heads share the stream and perceptrons are four times as wide.
+    Unless ``head_dim`` and ``mlp`` say otherwise, the heads share the stream and perceptrons are four times as wide.
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...] = (3, 224, 224),
-        classes: int = 10,
-        patch: int = 16,
-        dim: int = 384,
-        depth: int = 12,
-        heads: int = 6,
-        head_dim: int | None = None,
-        hidden: int | None = None,
+        self, shape: Shape, classes: int, patch: int, dim: int, depth: int, heads: int, head_dim: int = 0, mlp: int = 0
     ) -> None:
         super().__init__()
         channels, height, width = shape
@@ -51,9 +91,8 @@ class VisionTransformer(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + math.prod(self.grid), dim))
         self.patch_embed = PatchEmbed(channels, patch, dim)
-        self.blocks = nn.Sequential(
-            *[Block(dim, heads, head_dim or dim // heads, hidden or MLP_RATIO * dim, NORM_EPS) for _ in range(depth)]
-        )
+        sizes = dim, heads, head_dim or dim // heads, mlp or MLP_RATIO * dim
+        self.blocks = nn.Sequential(*[Block(*sizes, NORM_EPS) for _ in range(depth)])
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
         self.head = nn.Linear(dim, classes)
         nn.init.normal_(self.cls_token, std=1e-6)
@@ -64,39 +103,55 @@ class VisionTransformer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns class logits."""
         tokens = self.patch_embed(x)
         stream = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], dim=1) + self.pos_embed
         return self.head(self.norm(self.blocks(stream))[:, 0])
 
+    def layout(self) -> Layout:
+        """One residual stream through all blocks."""
+        stream = Axis("stream", self.head.in_features)
+        token = (None, None, stream)
+        others: dict[str, Axes] = {"cls_token": token, "pos_embed": token, "patch_embed.proj": (stream, None)}
+        return transformer_layout(self, stream, others)
 
-def default_patch(shape: tuple[int, ...]) -> int:
+
+def default_patch(shape: Shape) -> int:
     """16 for large images; for small ones an eighth of their side, or what comes next below and divides it."""
     side = math.gcd(*shape[1:])
     return 16 if side >= 128 else max(patch for patch in _divisors(side) if patch <= max(1, side // 8))
 
 
-def check_sizes(shape: tuple[int, ...], patch: int, dim: int, heads: int) -> None:
+def check_sizes(shape: Shape, patch: int, dim: int, heads: int) -> None:
     """Refuses patches that do not fill an image and heads that do not share a stream."""
     if dim % heads:
         raise ConfigError(f"model.dim: got {dim}, expected a multiple of model.heads = {heads}")
-    side = math.gcd(*shape[1:])
-    if side % patch:
-        fitting = ", ".join(map(str, _divisors(side)))
-        raise ConfigError(
-            f"model.patch: got {patch} for images of {shape[1]} x {shape[2]}, expected what divides them: {fitting}; "
-            "or another data.side"
-        )
+    _, height, width = shape
+    if patch not in (fitting := _divisors(math.gcd(height, width))):
+        expected = f"what divides them: {', '.join(map(str, fitting))}; or another data.side"
+        raise ConfigError(f"model.patch: got {patch} for images of {height} x {width}, expected {expected}")
 
 
 def _divisors(side: int) -> list[int]:
     return [patch for patch in range(1, side + 1) if side % patch == 0]
 
 
-def vit_layout(model: VisionTransformer) -> Layout:
-    """One residual stream through all blocks."""
-    stream = Axis("stream", model.head.in_features)
-    token = (None, None, stream)
-    return transformer_layout(
-        model, stream, {"cls_token": token, "pos_embed": token, "patch_embed.proj": (stream, None)}
-    )
+def transformer_layout(model: nn.Module, stream: Axis, axes: dict[str, Axes]) -> Layout:
+    """The layout of a model with one stream through ``blocks``, ``norm`` and ``head``.
+
+    Each block has axes of its own for the heads and for the perceptron. The counterpart of the second norm's scale is
+    that of the first norm, as in the paper's released code for ViTs. ``axes`` are those of all other layers.
+    """
+    classes = Axis("classes", len(model.get_parameter("head.bias")), fixed=True)
+    axes = axes | {"norm": (stream,), "head": (classes, stream)}
+    blocks = {f"blocks.{name}": block for name, block in model.get_submodule("blocks").named_children()}
+    for name, block in blocks.items():
+        assert isinstance(block, Block)
+        unit = block.attn.head_dim
+        heads = Axis(f"{name}.heads", block.attn.proj.in_features // unit, unit=unit)
+        stacked = Axis(heads.name, heads.size, copies=3, unit=unit)  # queries, keys and values
+        hidden = Axis(f"{name}.mlp", block.mlp.fc1.out_features)
+        axes |= {f"{name}.attn.qkv": (stacked, stream), f"{name}.attn.proj": (stream, heads)}
+        axes |= {f"{name}.mlp.fc1": (hidden, stream), f"{name}.mlp.fc2": (stream, hidden)}
+        axes |= {f"{name}.norm1": (stream,), f"{name}.norm2": (stream,)}
+    shallow = {f"{name}.norm2.weight": f"{name}.norm1.weight" for name in blocks}
+    return Layout.of(model, axes, [blocks], shallow)

@@ -1,24 +1,24 @@
-"""Dimensions of tensors as products of atoms, which operators find to be equal or split.
+"""Dimensions of tensors as products of atoms, which calls of operators find to be equal, split or whole.
 
 A dimension of length 1152 may turn out to be 3 x 6 x 64: queries, keys and values, heads, channels of a head. An atom
 that is split or held whole is so in every tensor in which it occurs.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 OBVIOUS = ""  # the reason to hold whole what nobody would narrow: pixels, tokens, kernels
 
 
+@dataclass(eq=False, slots=True)
 class Atom:
     """A factor of the length of dimensions."""
 
-    __slots__ = ("parts", "size", "whole")
-
-    def __init__(self, size: int, whole: str | None = None) -> None:
-        self.size = size
-        self.whole = whole  # why it can never be narrowed; None if it may be
-        self.parts: tuple[Atom, ...] = ()  # its factors, outermost first; a single one: the atom that it is equal to
+    size: int
+    whole: str | None = None  # why it can never be narrowed; None if it may be
+    parts: "tuple[Atom, ...]" = ()  # its factors, outermost first; a single one: the atom that it is equal to
 
 
 # Atoms, outermost first; their product is the length. A dimension of length 1 has none.
@@ -26,12 +26,12 @@ Dim = tuple[Atom, ...]
 Dims = tuple[Dim, ...]
 
 
-def new(size: int, whole: str | None = None) -> Dim:
+def new(size: int, whole: str | None = OBVIOUS) -> Dim:
     """A dimension of which only the length is known."""
     return () if size == 1 else (Atom(size, whole),)
 
 
-def news(shape: Iterable[int], whole: str | None = None) -> Dims:
+def news(shape: Iterable[int], whole: str | None = OBVIOUS) -> Dims:
     """Dimensions of which only the lengths are known."""
     return tuple(new(size, whole) for size in shape)
 
@@ -60,27 +60,28 @@ def unify(a: Dim, b: Dim) -> None:
         x, y = left.pop(), right.pop()
         if x is y:
             continue
-        if x.parts or y.parts:  # split or joined since the loop began
-            left.extend(leaves([x])[::-1])
-            right.extend(leaves([y])[::-1])
-        elif x.size == y.size:
-            y.whole = x.whole if y.whole is None else y.whole
-            x.parts = (y,)
-        elif x.size % y.size == 0:
-            left.extend(_split(x, y.size)[::-1])
-            right.append(y)
-        elif y.size % x.size == 0:
-            right.extend(_split(y, x.size)[::-1])
-            left.append(x)
-        else:
-            hold([x, y, *left, *right], reason=f"lengths {length(a)} are divided in two ways that do not agree")
-            return
+        if not x.parts and not y.parts:  # neither split nor joined since the loop began
+            if x.size == y.size:
+                x.parts, y.whole = (y,), x.whole if y.whole is None else y.whole
+            elif x.size % y.size == 0:
+                _split(x, y.size)
+            elif y.size % x.size == 0:
+                _split(y, x.size)
+            else:
+                hold([x, y, *left, *right], reason=f"lengths {length(a)} are divided in two ways that do not agree")
+                return
+        left.extend(leaves([x])[::-1])
+        right.extend(leaves([y])[::-1])
 
 
-def unify_all(a: Dims, b: Dims) -> None:
-    """Makes dimensions the same, pair by pair."""
-    for one, other in zip(a, b, strict=True):
-        unify(one, other)
+def spread(rank: int, *tensors: Dims) -> Dims:
+    """The dimensions of tensors that are broadcast, from the last; those of length 1 take the others' length."""
+    result: list[Dim] = [()] * rank
+    for dims in tensors:
+        for at in range(-len(dims), 0):
+            unify(dims[at], result[at])
+            result[at] = result[at] or dims[at]
+    return tuple(result)
 
 
 def reshape(dims: Dims, shape: Sequence[int]) -> Dims:
@@ -91,7 +92,7 @@ def reshape(dims: Dims, shape: Sequence[int]) -> Dims:
         taken: list[Atom] = []
         while size > 1:
             atom = rest.pop()
-            if atom.parts:
+            if atom.parts:  # it occurs twice, and was split the first time
                 rest.extend(leaves([atom])[::-1])
             elif size % atom.size == 0:
                 taken.append(atom)
@@ -100,7 +101,7 @@ def reshape(dims: Dims, shape: Sequence[int]) -> Dims:
                 rest.extend(_split(atom, size)[::-1])
             else:
                 hold(*dims, reason=f"a view to {list(shape)} does not keep its units together")
-                return news(shape, OBVIOUS)
+                return news(shape)
         result.append(tuple(taken))
     return tuple(result)
 
@@ -108,3 +109,40 @@ def reshape(dims: Dims, shape: Sequence[int]) -> Dims:
 def _split(atom: Atom, outer: int) -> Dim:
     atom.parts = (Atom(outer, atom.whole), Atom(atom.size // outer, atom.whole))
     return atom.parts
+
+
+class Value(tuple[Dim, ...]):
+    """The dimensions of a tensor that a model computes."""
+
+    learned = False  # whether it is made of parameters only, without the input
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an operator in a traced model, as the rules see it."""
+
+    name: str  # without overload: aten.linear
+    where: str  # path of the module that calls it
+    arguments: dict[str, Any]  # by the names of the operator's schema; a tensor is a Value
+    shapes: tuple[tuple[int, ...], ...]  # of its results
+
+    def __getitem__(self, argument: str) -> Any:
+        return self.arguments.get(argument)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the first result."""
+        return self.shapes[0]
+
+    @property
+    def values(self) -> list[Value]:
+        """All tensors among the arguments."""
+        lists = [given if isinstance(given, list) else [given] for given in self.arguments.values()]
+        return [value for given in lists for value in given if isinstance(value, Value)]
+
+    def hold(self, *dims: Dim, what: str = "depends on its positions") -> None:
+        """Holds dimensions whole because of this call."""
+        hold(*dims, reason=f"{self.name} in {self.where} {what}")
+
+
+Rule = Callable[[Call], Dims | list[Dims] | None]  # dimensions of the result, or of each; None: it cannot say

@@ -1,25 +1,24 @@
 """Rules of operators that compute: which dimensions they find to be equal, and which they hold whole."""
 
+import re
+from collections.abc import Sequence
+
 import torch
 
 from incofl.models.infer import views
-from incofl.models.infer.call import Call, Rule, Value, opaque
-from incofl.models.infer.dims import OBVIOUS, Dim, Dims, hold, length, new, news, reshape, unify, unify_all
+from incofl.models.infer.dims import Call, Dim, Dims, Rule, Value, hold, length, new, news, reshape, spread, unify
 
 HEAD = "the scale of an attention depends on it"
 
 
 def elementwise(call: Call) -> Dims:
     """Any number of tensors, broadcast."""
-    dims: list[Dim] = [()] * len(call.shape)
-    for value in call.values:
-        _spread(value.dims, dims)
-    return tuple(dims)
+    return spread(len(call.shape), *call.values)
 
 
 def same(call: Call) -> Dims:
     """The result has the dimensions of the first tensor."""
-    return call.values[0].dims
+    return call.values[0]
 
 
 def ordered(call: Call) -> Dims:
@@ -27,7 +26,7 @@ def ordered(call: Call) -> Dims:
     value = call.values[0]
     which = call["dims"] if call["dim"] is None else [call["dim"]]
     call.hold(*(value[at] for at in which or range(len(value))))
-    return value.dims
+    return value
 
 
 def reduction(call: Call) -> list[Dims]:
@@ -37,17 +36,49 @@ def reduction(call: Call) -> list[Dims]:
     gone = {at % len(value) for at in which}
     if len(call.shapes) > 1 or call.name in ("aten.argmax", "aten.argmin"):  # where the largest is, too
         call.hold(*(value[at] for at in gone))
-    kept = [() if at in gone else dim for at, dim in enumerate(value.dims) if at not in gone or call["keepdim"]]
+    kept = [() if at in gone else dim for at, dim in enumerate(value) if at not in gone or call["keepdim"]]
     return [tuple(kept)] * len(call.shapes)
+
+
+def contract(call: Call, equation: str, factors: Sequence[Value], *added: Value) -> Dims:
+    """A sum of products by the letters of an equation, as in einsum, and tensors that are added to it.
+
+    Where two factors depend on the input, as in an attention, what is summed over is whole.
+    """
+    left, _, right = equation.partition("->")
+    letters: dict[str, Dim] = {}
+    batches: list[Dims] = []
+    for word, value in zip(left.split(","), factors, strict=True):
+        head, _, tail = word.partition("...")
+        end = len(value) - len(tail)
+        for letter, dim in zip(head + tail, value[: len(head)] + value[end:], strict=True):
+            unify(letters.setdefault(letter, dim), dim)
+        batches.append(value[len(head) : end])
+    if sum(not value.learned for value in factors) > 1:
+        hold(*(dim for letter, dim in letters.items() if letter not in right), reason=HEAD)
+    head, _, tail = right.partition("...")
+    first, last = ([letters[letter] for letter in part] for part in (head, tail))
+    batch = spread(len(call.shape) - len(first) - len(last), *batches)
+    return spread(len(call.shape), (*first, *batch, *last), *added)
 
 
 def linear(call: Call) -> Dims:
     """The last dimension of the input against the columns of the weight."""
-    x, weight, bias = call["input"], call["weight"], call["bias"]
-    unify(x[-1], weight[1])
-    if bias is not None:
-        unify(bias[0], weight[0])
-    return (*x.dims[:-1], weight[0])
+    x, weight, *bias = call.values
+    return contract(call, "...i,oi->...o", [x, weight], *bias)
+
+
+def product(call: Call) -> Dims:
+    """Matrix products, of vectors too."""
+    *added, a, b = call.values
+    i, k = "i" if len(a) > 1 else "", "k" if len(b) > 1 else ""
+    return contract(call, f"{'...' if i else ''}{i}j,{'...' if k else ''}j{k}->...{i}{k}", [a, b], *added)
+
+
+def einsum(call: Call) -> Dims | None:
+    """By its equation."""
+    equation = call["equation"].replace(" ", "")
+    return contract(call, equation, call.values) if "->" in equation else None
 
 
 def convolution(call: Call) -> Dims:
@@ -55,28 +86,28 @@ def convolution(call: Call) -> Dims:
     x, weight, groups = call["input"], call["weight"], call["groups"]
     transposed = "transpose" in call.name
     spatial = len(weight) - 2
-    hold(*weight.dims[2:])
+    hold(*weight[2:])
     outputs, inputs = (weight[1], weight[0]) if transposed else (weight[0], weight[1])
     channels = x[-1 - spatial]
     if groups == 1:
         unify(channels, inputs)
     elif not transposed and length(inputs) == 1:
         each = length(outputs) // groups  # filters per channel, next to each other
-        unify((*channels, *new(each, OBVIOUS)), outputs)
+        unify((*channels, *new(each)), outputs)
     else:
-        call.hold(channels, *weight.dims, what="has groups")
-        outputs = new(call.shape[-1 - spatial], OBVIOUS)
+        call.hold(channels, *weight, what="has groups")
+        outputs = new(call.shape[-1 - spatial])
     if call["bias"] is not None:
         unify(call["bias"][0], outputs)
-    return (*x.dims[: -1 - spatial], outputs, *news(call.shape[-spatial:], OBVIOUS))
+    return (*x[: -1 - spatial], outputs, *news(call.shape[-spatial:]))
 
 
 def pooling(call: Call) -> list[Dims]:
     """Pixels, or positions of a sequence, become fewer or more; how many dimensions of them is in the name."""
     spatial = int(next(letter for letter in call.name if letter.isdigit()))
     x = call.values[0]
-    call.hold(*x.dims[-spatial:])
-    return [(*x.dims[:-spatial], *news(shape[-spatial:], OBVIOUS)) for shape in call.shapes]
+    call.hold(*x[-spatial:])
+    return [(*x[:-spatial], *news(shape[-spatial:])) for shape in call.shapes]
 
 
 def channel_norm(call: Call) -> Dims:
@@ -84,7 +115,7 @@ def channel_norm(call: Call) -> Dims:
     x, *others = call.values
     for value in others:
         unify(x[1], value[0])
-    return x.dims
+    return x
 
 
 def group_norm(call: Call) -> Dims:
@@ -95,127 +126,69 @@ def group_norm(call: Call) -> Dims:
     return channel_norm(call)
 
 
-def last_norm(call: Call) -> Dims:
-    """Layer and RMS norms: the last dimensions are those of the weights."""
-    x, *others = call.values
-    for value in others:
-        unify_all(x.dims[-len(value) :], value.dims)
-    return x.dims
-
-
 def embedding(call: Call) -> Dims:
     """Rows are looked up by number, so all are needed."""
     weight, indices = call["weight"], call["indices"]
     hold(weight[0])
-    return (*indices.dims, weight[1])
+    return (*indices, weight[1])
 
 
 def attention(call: Call) -> Dims:
     """Heads of queries, keys and values agree; their width is whole."""
-    q, k, v, mask = call["query"], call["key"], call["value"], call["attn_mask"]
+    q, k, v, *mask = call.values
     hold(q[-1], k[-1], v[-1], reason=HEAD)
     unify(q[-1], k[-1])
-    unify_all(k.dims[:-1], v.dims[:-1])
-    for a, b in zip(q.dims[:-2], k.dims[:-2], strict=True):
+    spread(len(k) - 1, k[:-1], v[:-1])
+    for a, b in zip(q[:-2], k[:-2], strict=True):
         if (many := length(a)) != (few := length(b)):  # heads that share keys and values
             a, shared = reshape((a,), (few, many // few))
             call.hold(shared, what="shares keys between heads")
         unify(a, b)
-    if mask is not None:
-        _spread(mask.dims, [*q.dims[:-1], k[-2]])
-    return (*q.dims[:-1], v[-1])
+    spread(len(q), (*q[:-1], k[-2]), *mask)
+    return (*q[:-1], v[-1])
 
 
-def product(call: Call) -> Dims:
-    """Matrix products. Where both factors depend on the input, as in an attention, what is summed over is whole."""
-    *bias, a, b = call.values
-    unify(a[-1], b[-2 if len(b) > 1 else 0])
-    if not (a.learned or b.learned):
-        hold(a[-1], reason=HEAD)
-    rows = [a[-2]] if len(a) > 1 else []
-    columns = [b[-1]] if len(b) > 1 else []
-    dims: list[Dim] = [()] * (len(call.shape) - len(rows) - len(columns))
-    for value in (a, b):
-        if len(value) > 2:
-            _spread(value.dims[:-2], dims)
-    dims += rows + columns
-    for value in bias:
-        _spread(value.dims, dims)
-    return tuple(dims)
-
-
-def einsum(call: Call) -> Dims | list[Dims]:
-    """By the letters of the equation."""
-    left, arrow, right = call["equation"].replace(" ", "").partition("->")
-    if not arrow or "." in left:
-        return opaque(call)
-    letters: dict[str, Dim] = {}
-    for word, value in zip(left.split(","), call.values, strict=True):
-        for letter, dim in zip(word, value.dims, strict=True):
-            unify(letters.setdefault(letter, dim), dim)
-    if sum(not value.learned for value in call.values) > 1:
-        hold(*(dim for letter, dim in letters.items() if letter not in right), reason=HEAD)
-    return tuple(letters[letter] for letter in right)
-
-
-def recurrent(call: Call) -> Dims | list[Dims]:
+def recurrent(call: Call) -> list[Dims] | None:
     """LSTM, GRU and plain layers: gates are copies of the hidden state, which all layers share."""
     if "params" not in call.arguments or call["data"] is not None:  # packed sequences
-        return opaque(call)
+        return None
     gates = {"aten.lstm": 4, "aten.gru": 3}.get(call.name, 1)
     x, states = call["input"], call["hx"]
-    states = states if isinstance(states, list | tuple) else [states]
+    states = states if isinstance(states, list) else [states]
     hidden = states[0][-1]
     if any(length(state[-1]) != length(hidden) for state in states):
-        return opaque(call)  # a projected state
+        return None  # a projected state
     ways = 2 if call["bidirectional"] else 1
-    per_layer = (4 if call["has_biases"] else 2) * ways
-    inputs = x[-1]
-    for at, value in enumerate(call["params"]):
-        unify(value[0], (*new(gates, OBVIOUS), *hidden))
-        if len(value) == 2:
-            if at and at % per_layer == 0:
-                inputs = (*new(ways, OBVIOUS), *hidden)
-            unify(value[1], inputs if at % (per_layer // ways) == 0 else hidden)
+    output = (*new(ways), *hidden)
+    matrices = [value for value in call["params"] if len(value) == 2]
+    for at, (of_input, of_state) in enumerate(zip(matrices[::2], matrices[1::2], strict=True)):
+        unify(of_input[1], x[-1] if at < ways else output)
+        unify(of_state[1], hidden)
+    for value in call["params"]:
+        unify(value[0], (*new(gates), *hidden))
     for state in states:
-        hold(state[0], state[1])
+        hold(*state[:2])
         unify(state[-1], hidden)
-    output = (*x.dims[:-1], (*new(ways, OBVIOUS), *hidden))
-    return [output, *[state.dims for state in states]]
+    return [(*x[:-1], output), *states]
 
 
 def made(call: Call) -> Dims:
     """A tensor of one number: its lengths may follow those of the model, which a trial shows."""
-    return news(call.shape)
-
-
-def listed(call: Call) -> Dims:
-    """A tensor whose values depend on the position."""
-    return news(call.shape, OBVIOUS)
+    return news(call.shape, None)
 
 
 def triangle(call: Call) -> Dims:
     """A mask of positions."""
-    value: Value = call["self"]
-    hold(value[-1], value[-2])
-    return value.dims
+    hold(*call["self"][-2:])
+    return call["self"]
 
 
-def find_rule(target: torch._ops.OpOverload) -> Rule:
-    """The rule of an operator; ``opaque`` if it has none."""
-    name = target._schema.name.replace("::", ".")
-    if (rule := RULES.get(name) or RULES.get(name.removesuffix("_"))) is not None:
-        return rule
+def find_rule(target: torch._ops.OpOverload) -> Rule | None:
+    """The rule of an operator, by its name without dimensions and the mark of an operator that works in place."""
+    name = re.sub(r"([123]d)?_?$", "", target._schema.name.removeprefix("aten::"))
     packet = target.overloadpacket
     tags = [tag for overload in packet.overloads() for tag in getattr(packet, overload).tags]
-    return elementwise if torch.Tag.pointwise in tags else opaque
-
-
-def _spread(dims: Dims, over: list[Dim]) -> None:
-    """Broadcasts dimensions over others, from the last; those of length 1 take the others' length."""
-    for at in range(1, 1 + len(dims)):
-        unify(dims[-at], over[-at])
-        over[-at] = over[-at] or dims[-at]
+    return RULES.get(name) or (elementwise if torch.Tag.pointwise in tags else None)
 
 
 NAMES: dict[Rule, str] = {
@@ -228,30 +201,26 @@ NAMES: dict[Rule, str] = {
     views.resize: "slice narrow pad constant_pad_nd",
     views.pieces: "split split_with_sizes chunk tensor_split",
     views.glu: "glu",
-    views.joint: "cat concat",
-    views.stack: "stack",
+    views.joint: "cat concat stack",
     views.lookup: "index",
+    elementwise: "layer_norm rms_norm",
     same: "dropout alpha_dropout feature_dropout contiguous clone to type_as detach alias _to_copy lift_fresh "
-    "lift_fresh_copy float double zeros_like ones_like empty_like full_like rand_like randn_like dropout_ silu gelu "
-    "celu rrelu",
+    "lift_fresh_copy float double zeros_like ones_like empty_like full_like rand_like randn_like silu gelu celu "
+    "rrelu",
     ordered: "softmax log_softmax _softmax cumsum cumprod logcumsumexp softmin flip roll",
     reduction: "mean sum amax amin max min var std norm linalg_vector_norm logsumexp argmax argmin any all prod",
     linear: "linear",
-    convolution: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
-    pooling: "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
-    "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_linear1d "
-    "upsample_bicubic2d upsample_trilinear3d",
+    convolution: "conv conv_transpose",
+    pooling: "max_pool avg_pool adaptive_avg_pool adaptive_max_pool upsample_nearest upsample_linear upsample_bilinear "
+    "upsample_bicubic upsample_trilinear",
     channel_norm: "batch_norm instance_norm prelu",
     group_norm: "group_norm",
-    last_norm: "layer_norm rms_norm",
     embedding: "embedding",
     attention: "scaled_dot_product_attention",
     product: "matmul mm bmm addmm baddbmm mv",
     einsum: "einsum",
     recurrent: "lstm gru rnn_tanh rnn_relu",
     made: "zeros ones full empty new_zeros new_ones new_full new_empty",
-    listed: "arange scalar_tensor eye linspace",
     triangle: "tril triu",
 }
-RULES = {f"aten.{name}": rule for rule, names in NAMES.items() for name in names.split()}
+RULES = {name: rule for rule, names in NAMES.items() for name in names.split()}

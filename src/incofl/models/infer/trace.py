@@ -7,7 +7,7 @@ import operator
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,9 @@ from torch.fx import Graph, Node
 
 from incofl.errors import LayoutError
 from incofl.inputs import Inputs
-from incofl.models.infer.call import Call, Value, opaque
-from incofl.models.infer.dims import OBVIOUS, Dims, hold, length, news
+from incofl.models.infer.dims import OBVIOUS, Call, Value, hold, length, news
 from incofl.models.infer.operators import find_rule
-
-Results = dict[Node, list[Value]]
+from incofl.models.model import first_line
 
 
 @dataclass(frozen=True)
@@ -27,9 +25,9 @@ class Trace:
     """How a module computes."""
 
     graph: Graph
-    entries: dict[str, Dims]  # of the state dict that the operators use
-    values: dict[Node, tuple[Dims, ...]]  # the dimensions of all tensors that a node returns
-    output: Dims
+    entries: dict[str, Value]  # of the state dict that the operators use
+    values: dict[Node, list[Value]]  # all tensors that a node returns
+    output: Value
 
 
 def export(module: nn.Module, example: Inputs) -> torch.export.ExportedProgram:
@@ -40,10 +38,8 @@ def export(module: nn.Module, example: Inputs) -> torch.export.ExportedProgram:
         with _quiet():
             return torch.export.export(module, args, kwargs, strict=False)
     except Exception as problem:
-        raise LayoutError(
-            f"layout: torch.export cannot follow {type(module).__name__} ({first_line(problem)}); write its Layout by "
-            "hand"
-        ) from problem
+        words = f"torch.export cannot follow {type(module).__name__} ({first_line(problem)})"
+        raise LayoutError(f"layout: {words}; write its Layout by hand") from problem
 
 
 @contextlib.contextmanager
@@ -64,40 +60,40 @@ def trace(module: nn.Module, example: Inputs) -> Trace:
     signature = program.graph_signature
     stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     state = module.state_dict()
-    entries: dict[str, Dims] = {}
-    results: Results = {}
+    entries: dict[str, Value] = {}
+    values: dict[Node, list[Value]] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
-            name = stored.get(node.name)
-            shape = next(iter(shapes_of(node)), ())
-            if name in state:
-                if node.users:
-                    entries[name] = news(shape)
-                results[node] = [Value(entries.get(name, ()), learned=True)]
-            else:
-                given = node.name in signature.user_inputs
-                reason = OBVIOUS if given else f"{name or node.name} is not part of the state"
-                results[node] = [Value(news(shape, reason))]
+            (shape,) = shapes_of(node) or ((),)
+            name = stored.get(node.name, node.name)
+            reason = OBVIOUS if node.name in signature.user_inputs else f"{name} is not part of the state"
+            value = Value(news(shape, None if name in state else reason))
+            value.learned = name in state
+            values[node] = [value]
+            if value.learned and node.users:
+                entries[name] = value
         elif node.op != "output":
-            results[node] = _apply(node, results)
-    output = _output(module, program.graph.output_node(), results)
-    return Trace(program.graph, entries, {n: tuple(v.dims for v in values) for n, values in results.items()}, output)
+            values[node] = _apply(node, values)
+    (output,) = program.graph.output_node().args
+    output = output[0] if isinstance(output, list | tuple) and len(output) == 1 else output
+    if not isinstance(output, Node) or len(values[output]) != 1 or not values[output][0]:
+        words = "gives something else than one tensor, expected one with a row for each example"
+        raise LayoutError(f"layout: {type(module).__name__} {words}, such as (batch, classes)")
+    hold(*values[output][0])
+    return Trace(program.graph, entries, values, values[output][0])
 
 
-def _apply(node: Node, results: Results) -> list[Value]:
+def _apply(node: Node, values: dict[Node, list[Value]]) -> list[Value]:
     """The values that a node returns."""
 
     def known(argument: Any) -> Any:
         if isinstance(argument, Node):
-            values = results[argument]
-            return values[0] if len(values) == 1 else values
+            return values[argument][0] if len(values[argument]) == 1 else values[argument]
         return [known(entry) for entry in argument] if isinstance(argument, list | tuple) else argument
 
     if node.target is operator.getitem:
         source, at = node.args
-        assert isinstance(source, Node)
-        assert isinstance(at, int)
-        return [results[source][at]]
+        return [values[cast(Node, source)][cast(int, at)]]
     if not isinstance(node.target, torch._ops.OpOverload):
         raise LayoutError(f"layout: {node.target} in {where(node)} cannot be followed; write the Layout by hand")
     schema = node.target._schema
@@ -106,30 +102,17 @@ def _apply(node: Node, results: Results) -> list[Value]:
     call = Call(schema.name.replace("::", "."), where(node), arguments, shapes_of(node))
     if not call.shapes:  # an assertion
         return []
-    learned = bool(call.values) and all(value.learned for value in call.values)
-    found = find_rule(node.target)(call)
-    many = found if isinstance(found, list) else [found]
-    if any(shape != tuple(length(d) for d in dims) for shape, dims in zip(call.shapes, many, strict=False)):
-        many = opaque(call)  # the rule is for another overload, such as the largest element instead of the larger one
-    return [Value(dims, learned) for dims in many]
-
-
-def _output(module: nn.Module, node: Node, results: Results) -> Dims:
-    (given,) = node.args
-    given = given[0] if isinstance(given, list | tuple) and len(given) == 1 else given
-    if not isinstance(given, Node) or len(results[given]) != 1 or not results[given][0].dims:
-        raise LayoutError(
-            f"layout: {type(module).__name__} gives something else than one tensor, expected (batch, classes), "
-            "(batch, classes, length) or another tensor with one row for each example"
-        )
-    output = results[given][0].dims
-    hold(*output)
-    return output
-
-
-def first_line(problem: BaseException) -> str:
-    """The first line of an exception's message."""
-    return next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
+    rule = find_rule(node.target)
+    found = rule(call) if rule is not None else None
+    many = found if isinstance(found, list) else [found or ()]
+    if found is None or any(shape != tuple(map(length, dims)) for shape, dims in zip(call.shapes, many, strict=False)):
+        # No rule, or one for another overload. To hold everything that the operator touches whole is always safe.
+        call.hold(*(dim for value in call.values for dim in value), what="has no rule")
+        many = [news(shape) for shape in call.shapes]
+    results = [Value(dims) for dims in many]
+    for value in results:
+        value.learned = bool(call.values) and all(source.learned for source in call.values)
+    return results
 
 
 def paths(node: Node) -> list[str]:

@@ -35,19 +35,15 @@ class Slice:
 
     def look(self, full: Mapping[str, Tensor]) -> Tensors:
         """This part of a server-sized state, in its memory where channels are neighbours: only to be read."""
-        return {
-            name: full[name] if name in self.whole else full[name][_open(at, full[name])]
-            for name, at in self.index.items()
-            if name in full
-        }
+        held = {name: full[name] for name in self.index if name in full}
+        return {n: x if n in self.whole else x[_open(self.index[n], x)] for n, x in held.items()}
 
     def put(self, part: Mapping[str, Tensor], into: Tensors, weight: float = 1.0) -> None:
         """Adds ``weight * part`` to the positions of ``into`` that this slice holds, in place."""
         views: list[Tensor] = []
         values: list[Tensor] = []
         for name, value in part.items():
-            target = self.view(name, into[name])
-            if target is not None:
+            if (target := self.view(name, into[name])) is not None:
                 views.append(target)
                 values.append(value)
             else:
@@ -79,10 +75,8 @@ class Slice:
             raise UploadError(f"{who}: {name!r} is {'not in its slice' if name in part else 'missing'}")
         for name, value in part.items():
             if tuple(value.shape) != self.shapes[name]:
-                raise UploadError(
-                    f"{who}: {name!r} has shape {tuple(value.shape)}, its slice expects {self.shapes[name]}; "
-                    "was it trained with another round's slice?"
-                )
+                says = f"has shape {tuple(value.shape)}, its slice expects {self.shapes[name]}"
+                raise UploadError(f"{who}: {name!r} {says}; was it trained with another round's slice?")
 
     def num_bytes(self, full: Mapping[str, Tensor]) -> int:
         """Bytes of this part of a server-sized state that cross the network in a round, uncompressed."""
@@ -102,15 +96,15 @@ def cut(layout: Layout, blocks: Collection[str], keep: Mapping[str, Index] | Non
     one (a residual stream) agree by construction.
     """
     keep = keep or {}
-    index: dict[str, tuple[Index, ...]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, axes in layout.axes.items():
-        block = layout.block_of[name]
-        if block is None or block in blocks:
-            at = tuple(WHOLE if axis is None else positions(axis, keep.get(axis.name, WHOLE)) for axis in axes)
-            index[name] = at
-            shapes[name] = tuple(_length(i, n) for i, n in zip(at, layout.shapes[name], strict=True))
-    return Slice(index, shapes, layout.frozen & index.keys())
+    held = [name for name, block in layout.block_of.items() if block is None or block in blocks]
+    index = {
+        name: tuple(
+            WHOLE if axis is None else positions(axis, keep.get(axis.name, WHOLE)) for axis in layout.axes[name]
+        )
+        for name in held
+    }
+    shapes = {name: tuple(map(_length, index[name], layout.shapes[name])) for name in held}
+    return Slice(index, shapes, layout.frozen.intersection(held))
 
 
 def positions(axis: Axis, units: Index) -> Index:
@@ -139,8 +133,5 @@ def _open(at: tuple[Index, ...], full: Tensor) -> tuple[Index, ...]:
         return at
     # Every dimension up to the last list becomes a list: advanced indices that are neighbours keep their place.
     last = lists[-1] + 1
-    mesh = [
-        torch.arange(full.shape[dim])[index] if isinstance(index, slice) else index
-        for dim, index in enumerate(at[:last])
-    ]
-    return tuple(m.view(-1, *[1] * (last - 1 - dim)) for dim, m in enumerate(mesh)) + at[last:]
+    mesh = torch.meshgrid(*(torch.arange(full.shape[dim])[at[dim]] for dim in range(last)), indexing="ij")
+    return (*mesh, *at[last:])
