@@ -59,9 +59,10 @@ class LocalSettings(Schedule):
         """A new optimiser for every turn: clients keep no optimiser state between rounds."""
         built_in = OPTIMIZERS.get(self.optimizer)
         factory = built_in or load_attribute(self.optimizer, "local.optimizer")
-        known, chosen = inspect.signature(factory).parameters, ("lr", "momentum", "nesterov", "weight_decay")
+        chosen = ["lr", "momentum", "nesterov", "weight_decay"]
         if not built_in:  # it has defaults of its own
-            chosen = ("lr", *(key for key in chosen[1:] if getattr(self, key) != getattr(LocalSettings, key)))
+            chosen = [key for key in chosen if key == "lr" or getattr(self, key) != getattr(LocalSettings, key)]
+        known = inspect.signature(factory).parameters
         wanted = {key: getattr(self, key) for key in chosen if key in known}
         made = factory(parameters, **wanted, **({"fused": True} if built_in else {}))
         if not isinstance(made, torch.optim.Optimizer):
@@ -220,10 +221,8 @@ def train(
         local.steps += 1
         total += loss.detach() * count
         counted += count
+    update = {name: value.sub_(given.state[name].cpu()) for name, value in clone(parameters).items()}
     with torch.no_grad():
-        update = clone(parameters)
-        for name in parameters:
-            update[name].sub_(given.state[name].cpu())
         extra, memory = (clone(values) for values in rule.finish(local, update))
     return Upload(
         update=update,

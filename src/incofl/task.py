@@ -67,16 +67,11 @@ class Task:
         return torch.tensor([float(mean(output, target)) * count if count else 0.0, count], dtype=torch.float64)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Score:
     """Totals of the metrics of a task, as arrays, which processes can exchange; those of parts of a test set add up."""
 
     totals: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Score) or self.totals.keys() != other.totals.keys():
-            return False
-        return all(np.array_equal(total, other.totals[name]) for name, total in self.totals.items())
 
     def __add__(self, other: "Score") -> "Score":
         names = {**self.totals, **other.totals}
