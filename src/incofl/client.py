@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from incofl.errors import ConfigError
 from incofl.imports import load_attribute
-from incofl.inputs import Inputs, call
 from incofl.layout import Layout, frozen_entries, frozen_norms
 from incofl.options import options
 from incofl.schedule import Schedule
 from incofl.split import Slice
 from incofl.task import CLASSIFICATION, Score, Task
-from incofl.tensors import Tensors, clone
+from incofl.tensors import Inputs, Tensors, call, clone
 
 Batch = tuple[Any, Tensor]  # inputs and targets
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}

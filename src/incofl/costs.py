@@ -15,11 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from incofl.client import LocalSettings
 from incofl.config import read_toml
 from incofl.errors import ConfigError, nearest
-from incofl.inputs import Inputs, call, map_inputs
 from incofl.method import Method
 from incofl.models import Model
 from incofl.server import Server
 from incofl.split import Slice, Splitter, submodel
+from incofl.tensors import Inputs, call, map_inputs
 
 PLAIN = Method("plain")
 # The limits of a device, each with the units in which it can be written, and the decimal prefixes of units.

@@ -7,7 +7,7 @@ from functools import cached_property
 from torch import nn
 
 from incofl.errors import LayoutError
-from incofl.inputs import Inputs
+from incofl.tensors import Inputs
 
 
 @dataclass(frozen=True)
