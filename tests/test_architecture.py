@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "incofl"
 # Each room may import from the rooms above it in this list (and from itself).
 ORDER = [
     ["errors", "statistics"],
-    ["tensors", "seeds", "inputs", "options", "imports"],
+    ["tensors", "seeds", "options", "imports"],
     ["layout", "schedule", "task"],
     ["split", "transform"],
     ["inco", "aggregate"],

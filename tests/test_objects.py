@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -193,6 +194,10 @@ def test_natural_clients(tmp_path: Path, form: str) -> None:
     assert (config.data.partition, config.num_clients) == ("natural", 5)
     parts = sorted(sorted(part.tolist()) for part in build(config).partition)
     assert parts == lists
+    fewer = build(make_config(small(data={"clients": 4}), model=Net, data=own)).partition
+    assert len(fewer) == 4
+    if form == "list":  # the first ones
+        assert [part.tolist() for part in fewer] == lists[:4]
     assert incofl.run(config, tmp_path, progress=False)["status"] == "done"
 
 
@@ -314,11 +319,66 @@ def test_segmentation(tmp_path: Path) -> None:
     assert set(result.history[-1]["metrics"]) == {"iou"}
 
 
+LOGITS = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+CASES = [  # outputs and targets, and where to cut them into parts that count 3 and 1 positions
+    ("classification", LOGITS.view(8, 3)[:5], torch.tensor([2, 1, 0, -100, 1]), 3),
+    ("next-token", LOGITS, torch.tensor([[1, 3, 2], [-100, 0, -100]]), 1),
+    ("segmentation", LOGITS[:, :, None, :3], torch.tensor([[[1, 0, 2]], [[-100, 2, -100]]]), 1),
+]
+
+
+@pytest.mark.parametrize(("name", "output", "target", "at"), CASES)
+def test_ignored_targets_count_nowhere(name: str, output: Tensor, target: Tensor, at: int) -> None:
+    """Parts that count different numbers of positions give the same as the whole; a part without any adds nothing."""
+    task, kept = incofl.TASKS[name], target != -100
+    logits = (output if name == "next-token" else output.movedim(1, -1))[kept]
+    whole = task.values(task.score(output, target))
+    assert whole["loss"] == pytest.approx(float(functional.cross_entropy(logits, target[kept])), rel=1e-6)
+    assert whole["accuracy"] == float((logits.argmax(1) == target[kept]).double().mean())
+    nothing = task.score(output[:1], torch.full_like(target[:1], -100))
+    parts = task.score(output[:at], target[:at]) + task.score(output[at:], target[at:]) + nothing
+    assert task.values(parts) == pytest.approx(whole, rel=1e-5)
+    assert task.count(target) == int(kept.sum()) < target.numel()
+
+
+def test_iou_leaves_ignored_pixels_out() -> None:
+    """Classes 0 0 1 taken for 0 1 1, as above, and a pixel that does not count, taken for 0."""
+    task = incofl.TASKS["segmentation"]
+    output = functional.one_hot(torch.tensor([[[0, 1, 1, 0]]]), 3).permute(0, 3, 1, 2).float()
+    assert task.values(task.score(output, torch.tensor([[[0, 0, 1, -100]]])))["iou"] == 0.5
+
+
+def test_regression_of_several_targets() -> None:
+    """Errors 1 to 6 of three examples with two targets each: means over all six."""
+    task, target = incofl.TASKS["regression"], torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    expected = {"rmse": math.sqrt(91 / 6), "mae": 3.5, "loss": 91 / 6}
+    assert task.values(task.score(torch.zeros(3, 2), target)) == pytest.approx(expected)
+    parts = task.score(torch.zeros(1, 2), target[:1]) + task.score(torch.zeros(2, 2), target[1:])
+    assert task.values(parts) == pytest.approx(expected)
+
+
+def test_a_batch_without_targets_and_a_rate_of_zero_are_part_of_a_run(tmp_path: Path) -> None:
+    """The cosine reaches 0 after two rounds; half of the examples have no target."""
+    x, y = points()
+    own = Data((x, y.masked_fill(torch.arange(len(y)) < 60, -100)), points(60, 1), classes=3)
+    local = SMALL["local"] | {"batch_size": 2, "schedule": "cosine", "decay_rounds": 2}  # type: ignore[operator]
+    for method in ("heteroavg", "heteroscaffold"):
+        config = small(rounds=4, local=local, method=method, data={"clients": 6, "partition": "iid"})
+        with Run(config, tmp_path / method, model=Net, data=own, progress=False) as run:
+            rows, before = [], run.server.shared
+            for row in run:
+                rows.append(row)
+                moved = any(not torch.equal(run.server.shared[name], before[name]) for name in before)
+                assert moved == (row["round"] <= 2)
+                before = run.server.shared
+        assert all(row["loss"] is not None and row["rejected"] == [] for row in rows)
+
+
 def test_totals_of_a_metric_can_be_a_single_number() -> None:
     most = Task(functional.mse_loss, {"sum": Metric(lambda output, target: output.sum(), float)})
     score = sum((most.score(torch.full((2,), x), torch.zeros(2)) for x in (1.0, 2.0)), Score())
     assert most.values(score)["sum"] == 6.0
-    assert score + Score() == score
+    np.testing.assert_equal((score + Score()).totals, score.totals)
 
 
 def test_own_task_from_a_mean(tmp_path: Path) -> None:

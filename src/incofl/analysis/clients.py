@@ -23,13 +23,13 @@ from incofl.engine.federation import Federation, Job
 from incofl.engine.store import ClientStore
 from incofl.engine.worker import Worker, one_thread
 from incofl.errors import RunError
-from incofl.inputs import Inputs, call
 from incofl.layout import Layout
 from incofl.models.stacks import PADDING
 from incofl.seeds import Purpose, numpy_rng
 from incofl.server import Server
 from incofl.split import Slice
 from incofl.task import Score
+from incofl.tensors import Inputs, call
 
 BATCH = 100  # examples that go through a model at a time
 CLIENTS, EXAMPLES = 0, 1  # numbers of the random streams that analyses draw from

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.utils.data import default_collate
 
 from incofl.errors import DataError, IncoflError
-from incofl.inputs import Inputs, map_inputs, num_examples
+from incofl.tensors import Inputs, map_inputs, num_examples
 
 EXPECTED = "expected numbers of one shape: tokenise, pad or resize them first, or leave them out"
 TARGETS = ("label", "labels", "target", "targets", "y")  # columns of named data that hold the targets

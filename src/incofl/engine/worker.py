@@ -20,12 +20,11 @@ from incofl.client import ClientInput, Upload, evaluate, measure_buffers, train
 from incofl.data import Examples
 from incofl.data.pipeline import EVAL_BATCH, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
-from incofl.inputs import Inputs, call, map_inputs
 from incofl.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
 from incofl.split import submodel
 from incofl.task import Score
-from incofl.tensors import Tensors
+from incofl.tensors import Inputs, Tensors, call, map_inputs
 
 MEASURED_BATCH = 500
 EVAL_CHUNK = 2_000  # test examples of one evaluation job: small enough to spread, large enough to be worth a message

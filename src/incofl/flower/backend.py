@@ -32,9 +32,8 @@ from incofl.flower.fleet import Fleet
 from incofl.flower.protocol import TENSORS, Answer, Order, Refusal, Report
 from incofl.flower.settings import Settings
 from incofl.flower.transport import CLOCKS, LOG, SAVED, Exchange
-from incofl.inputs import map_inputs
 from incofl.server import Server
-from incofl.tensors import Tensors
+from incofl.tensors import Tensors, map_inputs
 
 FACTS = ("name", "classes", "vocabulary", "sequence")  # attributes of ``Data`` that one node's may not show
 

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from incofl.client import ClientRule, Local, Setting, Upload
-from incofl.inputs import Inputs, call
 from incofl.layout import Layout
 from incofl.method import Method, ServerRule
 from incofl.options import options
 from incofl.split import Slice, WidthRule
+from incofl.tensors import Inputs, call
 
 
 @options("heterofl")

@@ -24,12 +24,11 @@ from torch.nn import functional
 
 from incofl.client import ClientRule, Local, Setting
 from incofl.errors import ConfigError
-from incofl.inputs import Inputs, call
 from incofl.layout import Axes, Axis, Layout, frozen_entries
 from incofl.method import Method, ServerRule
 from incofl.methods.heterofl import class_dimensions
 from incofl.options import options
-from incofl.tensors import Tensors
+from incofl.tensors import Inputs, Tensors, call
 
 NO_HEAD = "method: moon needs a model whose last layer is linear; {} has another"
 

@@ -61,9 +61,12 @@ class Scaffold(ClientRule):
     def finish(self, local: Local, update: Tensors) -> tuple[Tensors, Tensors]:
         """c_i+ is the mean direction of the steps without their correction."""
         path = local.steps * local.settings.lr
+        if not path:  # the end of a schedule: c_i stays
+            still = {name: torch.zeros_like(moved) for name, moved in update.items()}
+            return still, local.given.memory or still
         new, change = Tensors(), Tensors()
         for name, moved in update.items():
-            mean = -moved.to(local.given.extra[name].device) / path if local.steps else torch.zeros_like(moved)
+            mean = -moved.to(local.given.extra[name].device) / path
             new[name] = mean - local.scratch["correction"][name]
             change[name] = new[name] - local.given.memory[name] if local.given.memory else new[name]
         return change, new

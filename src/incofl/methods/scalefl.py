@@ -23,11 +23,11 @@ from torch.nn import functional
 
 from incofl.client import ClientRule, Local, Setting
 from incofl.errors import ConfigError, LayoutError
-from incofl.inputs import Inputs, call
 from incofl.layout import Layout
 from incofl.method import Method
 from incofl.options import options
 from incofl.split import Depth, Depths, Kind, Levels, Splitter, WidthRule, shares_of
+from incofl.tensors import Inputs, call
 
 
 @options("scalefl")
