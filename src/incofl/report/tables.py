@@ -63,7 +63,7 @@ def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str,
         "run": name,
         "rounds": rounds if len(runs) > 1 else f"{rounds} of {runs[0].values['rounds']}",
         "last": shown(of["accuracy"]),
-        groups.measure: shown(of["accuracy_last_ten"]),
+        groups.measure: shown(of["accuracy_tail"]),
         "best": shown(of["accuracy_best"]),
         **{f"level {level}": shown(run.tail(level) for run in runs) for level in groups.levels},
         "bytes": in_bytes(fmean(of["bytes_down"]) + fmean(of["bytes_up"])),
@@ -190,7 +190,7 @@ def tiles(groups: Groups) -> str:
     (run,), (metric, unit) = groups.runs, groups.metric
     s = run.summary
     pairs = {
-        f"{metric}, {groups.measure}": say(s["accuracy_last_ten"], unit),
+        f"{metric}, {groups.measure}": say(s["accuracy_tail"], unit),
         f"{metric}, last evaluation": say(s["accuracy"], unit),
         f"best {metric}": say(s["accuracy_best"], unit),
         f"rounds, {s['status']}": f"{s['rounds']} of {run.values['rounds']}",
