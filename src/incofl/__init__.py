@@ -16,12 +16,23 @@ if TYPE_CHECKING:
     from incofl.methods import METHODS
     from incofl.methods.server_optimizers import ServerAdam, ServerMomentum, ServerSchedule, ServerYogi
     from incofl.models import make_model
+    from incofl.studies.compare import compare
     from incofl.task import TASKS, Metric, Task
     from incofl.transform import Context
 
 __all__ = ["METHODS", "TASKS", "Axes", "Axis", "ClientRule", "Config", "Context", "Data", "InCo", "Layout", "Local"]
 __all__ += ["LocalSettings", "Method", "Metric", "Result", "Run", "ServerAdam", "ServerMomentum", "ServerRule"]
-__all__ += ["ServerSchedule", "ServerYogi", "Task", "Upload", "load_config", "load_model", "make_config", "make_model"]
+__all__ += [
+    "ServerSchedule",
+    "ServerYogi",
+    "Task",
+    "Upload",
+    "compare",
+    "load_config",
+    "load_model",
+    "make_config",
+    "make_model",
+]
 __all__ += ["mix", "run", "run_round"]
 # Where the public names are: imported when they are first used, so that the command line starts at once.
 _PLACES = {
@@ -39,6 +50,7 @@ _PLACES = {
     "engine.load": "load_model",
     "models": "make_model",
     "engine.round": "run_round",
+    "studies.compare": "compare",
 }
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names.split()}
 __version__ = "0.2.0"

@@ -5,14 +5,14 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from torch import nn
 
-from incofl.config import Config, load_config, make_config
+from incofl.config import Config, make_config, read_values
 from incofl.data import Data, as_examples
 from incofl.engine.backend import Backend, LocalBackend
 from incofl.engine.checkpoint import Identity, checkpoint_round, load_checkpoint, save_checkpoint, write_json
@@ -105,7 +105,7 @@ class Run:
         progress: Progress | bool | None = None,
         backend: Backend | None = None,
     ) -> None:
-        self.config = _as_config(config, model=model, data=data, method=method, task=task)
+        self.config = as_config(config, model=model, data=data, method=method, task=task)
         self.folder = RunFolder(Path(out).expanduser() if out is not None else new_folder(self.config))
         self.rows: list[Row] = []
         default = Silent() if progress is False else Lines()
@@ -269,14 +269,12 @@ class Run:
         return Result(self._summary, self)
 
 
-def _as_config(config: AnyConfig, **objects: Any) -> Config:
-    if isinstance(config, Config):  # one that was put together by hand is checked here
-        return make_config(
-            config.to_dict(), **{**config.objects, **{k: v for k, v in objects.items() if v is not None}}
-        )
-    if isinstance(config, Mapping):
-        return make_config(config, **objects)
-    return load_config(config, **objects)
+def as_config(config: AnyConfig, overrides: Iterable[str] = (), **objects: Any) -> Config:
+    """The config that ``run`` is given in one of many forms; one that was put together by hand is checked here."""
+    if isinstance(config, Config):
+        objects = config.objects | {kind: value for kind, value in objects.items() if value is not None}
+        config = config.to_dict()
+    return make_config(config if isinstance(config, Mapping) else read_values(config), overrides, **objects)
 
 
 def _mean(values: list[float | None] | None) -> float | None:
