@@ -84,7 +84,7 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     """Compares the first setting with each other one: runs of the same seed, round by round."""
     (reference, firsts), *others = by_seed(runs).items()
     if not others:
-        raise RunError("environments: got runs of one setting, expected two, such as IID and non-IID")
+        raise RunError("got runs of one setting, expected two, such as IID and non-IID")
     title = f"updates against those of {reference}: share of (deep layer, round) pairs in which shallow ones are closer"
     findings, of_seed = Findings(title), {run.seed: run for run in firsts}
 

@@ -2,16 +2,17 @@
 
 import base64
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import incofl
 from incofl.analysis.analyze import default_out
+from incofl.analysis.runs import Folders
 from incofl.engine.checkpoint import atomic_write
 from incofl.errors import needs_extra
 from incofl.report import figures, tables
@@ -33,11 +34,14 @@ PICTURES = {
 NOT_ANALYSED = "<p>Similarity, features, updates and InCo by layer: add them with <code>incofl analyze RUN</code>.</p>"
 
 
-def write_report(paths: Sequence[Path], out: Path, title: str | None = None) -> Groups:
-    """Reads run folders, or folders that hold some, and writes the page; returns what is on it."""
-    groups = read_groups(paths)
+def write_report(folders: Folders, out: str | Path = "report.html", title: str | None = None, **objects: Any) -> Groups:
+    """Reads run folders, or folders that hold some, and writes the page; returns what is on it.
+
+    Costs of runs that were made from objects need these: ``model``, ``data``, ``method``, ``task``, as for ``analyze``.
+    """
+    groups = read_groups(folders, **objects)
     text = make_page(groups, title)
-    with atomic_write(out) as file:
+    with atomic_write(Path(out).expanduser()) as file:
         file.write(text.encode())
     return groups
 

@@ -4,11 +4,10 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from incofl.analysis.runs import RecordedRun, by_seed, find_runs
+from incofl.analysis.runs import Folders, RecordedRun, by_seed, find_runs
 from incofl.config import find_parts
 from incofl.engine.build import outline
 from incofl.engine.federation import Federation
@@ -151,7 +150,7 @@ def interval(values: Iterable[float | None]) -> tuple[float, float | None] | Non
     return mean_and_half_width(known) if known else None
 
 
-def read_groups(paths: Sequence[Path]) -> Groups:
-    """Reads the runs in some folders, in groups; each path is a run folder, or holds run folders."""
-    groups = by_seed(find_runs(paths, ReportedRun))
+def read_groups(folders: Folders, **objects: Any) -> Groups:
+    """Reads the runs in some folders, in groups; each is a run folder, or holds run folders."""
+    groups = by_seed(find_runs(folders, ReportedRun, objects))
     return Groups(Group(at, label, runs) for at, (label, runs) in enumerate(groups.items()))

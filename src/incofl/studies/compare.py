@@ -158,7 +158,7 @@ def _run_apart(folder: Path, config: Config, processes: list[Popen[bytes]]) -> N
     processes.append(process)
     _, said = process.communicate(cloudpickle.dumps((folder, config)))
     if process.returncode:
-        raise RunError(f"{folder}: {said.decode().strip() or f'its process died ({process.returncode})'}")
+        raise RunError(said.decode().strip() or f"{folder}: its process died ({process.returncode})")
 
 
 def main() -> None:
