@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from incofl.analysis.cka import cka_matrix, gram
 from incofl.analysis.environments import compare_updates, normalised, relations
 from incofl.analysis.environments import figures as cross_environment
 from incofl.analysis.layers import Layers, groups_of
 from incofl.analysis.runs import RecordedRun
+from incofl.analysis.similarity import cka_matrix, gram
 from incofl.analysis.updates import (
     describe,
     figures,

@@ -24,13 +24,13 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asks of the analyses that compute clients' models again."""
+    """The arguments of ``analyze`` for the analyses that compute clients' models again."""
 
-    clients: int = 10  # clients to compare, evenly over the levels
-    examples: int = 500  # test examples on which their models are compared
-    round: int | None = None  # the recorded round to look at closely; None: the last
-    history: int = 10  # recorded rounds in the course over rounds
-    watch: Callable[[str], None] = lambda what: None  # is told what is being computed
+    clients: int = 10
+    examples: int = 500
+    round: int | None = None
+    history: int = 10
+    watch: Callable[[str], None] = lambda what: None
 
 
 @dataclass
@@ -156,6 +156,8 @@ def analyze(
 
 def default_out(runs: Sequence[RecordedRun]) -> Path:
     """Returns where comparisons go: beside the runs; of a single run, into its own folder."""
-    if len(runs) == 1:
-        return runs[0].path / "analysis"
-    return Path(os.path.commonpath([run.path.absolute().parent for run in runs])) / "analysis"
+    first, *others = [run.path for run in runs]
+    return (
+        Path(os.path.commonpath([path.absolute().parent for path in (first, *others)]) if others else first)
+        / "analysis"
+    )

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from incofl.analysis.analyze import Findings, Options, cell
-from incofl.analysis.cka import FEWEST, cka_matrix, debiased_matrix, gram
 from incofl.analysis.layers import Layers, Record, groups_of
 from incofl.analysis.plots import drawn, look, short
 from incofl.analysis.runs import RecordedRun, by_seed
+from incofl.analysis.similarity import FEWEST, cka_matrix, debiased_matrix, gram
 from incofl.analysis.updates import describe, update_rounds, updates
 from incofl.errors import RunError
 from incofl.statistics import Correlation, correlation

@@ -71,13 +71,12 @@ class RecordedRun:
 
     def server(self, round: int | None = None) -> Server:
         """Returns the server after a recorded round, by default the last."""
-        start = Server(self.layout, self.model.initial)
-        if round is None or round == self.recorded[-1]:
-            return load_checkpoint(self.folder.checkpoint, start).server
-        if round not in self.recorded:
+        *_, last = self.recorded
+        if round is not None and round not in self.recorded:
             kept = ", ".join(map(str, self.recorded))
             raise RunError(f"{self.path}: round {round} was not recorded, only {kept}; see record.every")
-        return load_checkpoint(self.folder.snapshot(round), start).server
+        path = self.folder.checkpoint if round in (None, last) else self.folder.snapshot(round)
+        return load_checkpoint(path, Server(self.layout, self.model.initial)).server
 
 
 AnyRun = TypeVar("AnyRun", bound=RecordedRun)

@@ -31,7 +31,7 @@ from incofl.engine.run import AnyConfig, AnyModel, as_config, run
 from incofl.engine.run_folder import Row, RunFolder
 from incofl.errors import ConfigError, IncoflError, RunError
 from incofl.method import Method
-from incofl.statistics import Difference, mean_and_half_width, paired, tail, tail_mean, tail_name
+from incofl.statistics import Difference, Estimate, paired, tail, tail_mean, tail_name
 from incofl.task import Task
 
 CURVE = ("round", "accuracy", "accuracy_by_level", "loss", "test_loss")  # what comparison.json keeps of an evaluation
@@ -41,18 +41,6 @@ CAPTION = (
 )
 Arm = tuple[str, int]  # a run of a comparison: its name, such as the method, and its seed
 Watch = Callable[[Arm], Progress]  # of an arm that begins; with several jobs, of one that is finished
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over the seeds with the half width of its 95 % interval, which is ``None`` for one seed."""
-
-    mean: float
-    half_width: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Estimate":
-        return cls(*mean_and_half_width(values))
 
 
 @dataclass(frozen=True)
@@ -224,22 +212,20 @@ def table(results: Sequence[MethodResult]) -> list[list[str]]:
     lines = [["method", *last, first.measure, *(f"level {level}" for level in levels), *gap_headings]]
     scale, spec = (100, ".1f") if first.percent else (1, ".3f")
 
-    def shown(mean: float, half_width: float | None = None, sign: str = "") -> str:
-        return plus_minus(scale * mean, half_width and scale * half_width, sign + spec)
-
     for result in results:
         means = [*([result.last] if last else []), result.tail, *(result.by_level.get(level) for level in levels)]
-        cells, gap = [shown(mean.mean, mean.half_width) if mean else "" for mean in means], ["", "", ""]
+        cells, gap = [plus_minus(mean, spec, scale) if mean else "" for mean in means], ["", "", ""]
         if (found := result.difference) is not None:
-            visible = "" if found.visible_from is None else shown(found.visible_from)
-            gap = [shown(found.mean, found.half_width, "+"), visible, f"{found.wins} of {len(result.seeds)}"]
+            visible = "" if found.visible_from is None else format(scale * found.visible_from, spec)
+            gap = [plus_minus(found, f"+{spec}", scale), visible, f"{found.wins} of {len(result.seeds)}"]
         lines.append([result.method, *cells, *gap])
     return lines
 
 
-def plus_minus(mean: float, half_width: float | None, spec: str = ".1f") -> str:
+def plus_minus(found: Estimate, spec: str = ".1f", scale: float = 1) -> str:
     """Writes a mean and the half width of its interval."""
-    return format(mean, spec) + ("" if half_width is None else f" ± {format(half_width, spec.lstrip('+'))}")
+    half = "" if found.half_width is None else f" ± {format(scale * found.half_width, spec.lstrip('+'))}"
+    return format(scale * found.mean, spec) + half
 
 
 def write_tables(path: Path, lines: Sequence[Sequence[str]], document: Mapping[str, Any]) -> Path:
