@@ -10,13 +10,12 @@ from typing import Any, Self, TypeVar
 from incofl.config import UNBOUND, Config, load_config, read_toml
 from incofl.config.resolve import OBJECTS, name_of
 from incofl.config.schema import flat
-from incofl.engine.build import build, build_model
+from incofl.engine.build import build, outline
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint
 from incofl.engine.federation import Federation
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import RunError
 from incofl.layout import Layout
-from incofl.models import Model
 from incofl.server import Server
 
 
@@ -50,13 +49,13 @@ class RecordedRun:
         return load_config(self.folder.config, **own)
 
     @cached_property
-    def model(self) -> Model:
-        """The server model; needs no data files."""
-        return build_model(self.config)
+    def outline(self) -> Federation:
+        """The federation without data; needs no data files."""
+        return outline(self.config)
 
     @property
     def layout(self) -> Layout:
-        return self.model.layout
+        return self.outline.model.layout
 
     @cached_property
     def federation(self) -> Federation:
@@ -76,7 +75,7 @@ class RecordedRun:
             kept = ", ".join(map(str, self.recorded))
             raise RunError(f"{self.path}: round {round} was not recorded, only {kept}; see record.every")
         path = self.folder.checkpoint if round in (None, last) else self.folder.snapshot(round)
-        return load_checkpoint(path, Server(self.layout, self.model.initial)).server
+        return load_checkpoint(path, Server(self.layout, self.outline.model.initial)).server
 
 
 AnyRun = TypeVar("AnyRun", bound=RecordedRun)

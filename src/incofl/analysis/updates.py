@@ -20,7 +20,6 @@ from incofl.analysis.analyze import Findings, Options, cell, evenly
 from incofl.analysis.layers import LOOKS, Array, Contest, Layers, groups_of
 from incofl.analysis.plots import drawn, short
 from incofl.analysis.runs import RecordedRun
-from incofl.engine.build import outline
 from incofl.errors import RunError
 from incofl.server import Server
 from incofl.split import Slice
@@ -117,7 +116,7 @@ def update_rounds(run: RecordedRun) -> list[int]:
 
 def updates(run: RecordedRun, names: Collection[str], rounds: Sequence[int]) -> Iterator[tuple[int, Tensors]]:
     """Yields the aggregated updates of some parameters, round by round; each state is read once, no data files."""
-    cohorts, federation = {row["round"]: row["clients"] for row in run.rows}, outline(run.config)
+    cohorts, federation = {row["round"]: row["clients"] for row in run.rows}, run.outline
     after: Server | None = None
     for round in rounds:
         before = after if after is not None and after.round == round - 1 else run.server(round - 1)

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from incofl.analysis.runs import Folders, RecordedRun, by_seed, find_runs
 from incofl.config import find_parts
-from incofl.engine.build import outline
 from incofl.engine.federation import Federation
 from incofl.engine.run_folder import Row, summarise
 from incofl.errors import IncoflError
@@ -33,7 +32,7 @@ class ReportedRun(RecordedRun):
     def federation_or_reason(self) -> Federation | str:
         """The federation without its data, or why it cannot be built here."""
         try:
-            return outline(self.config)
+            return self.outline
         except (IncoflError, ImportError) as problem:  # the user's own model may not be there any more
             return str(problem)
 

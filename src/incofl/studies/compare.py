@@ -5,10 +5,13 @@ Runs of one seed share everything but the method: partition, cohorts and initial
 
 import csv
 import json
+import os
 import pickle
 import re
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -152,12 +155,19 @@ def _run_apart(folder: Path, config: Config, processes: list[Popen[bytes]]) -> N
 def main() -> None:
     """Makes the run that standard input says; what went wrong is on standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     torch.set_num_threads(1)
     folder, config = pickle.load(sys.stdin.buffer)
     try:
         run(replace(config, engine=replace(config.engine, workers=1)), folder, resume=True, progress=False)
     except IncoflError as problem:
         sys.exit(str(problem))
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def folder_of(out: Path, arm: Arm) -> Path:
