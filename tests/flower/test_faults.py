@@ -240,7 +240,7 @@ def test_what_waits_on_disk_is_what_came(tmp_path: Path, monkeypatch: pytest.Mon
         found = on_disk(upload, folder)
         assert not list(folder.glob("early*"))  # its name is gone, and with the last tensor the file
         mapped = Path("/proc/self/maps")
-        assert not mapped.exists() or "early.pt (deleted)" in mapped.read_text()
+        assert not mapped.exists() or "early.safetensors (deleted)" in mapped.read_text()
         return found
 
     def noted(self: GridExecutor, *arguments: Any) -> Any:

@@ -102,9 +102,7 @@ class Replay:
             with watched({block: module.get_submodule(block) for block in blocks}) as seen:
                 score += task.score(self.answers(module, x), y.to(self.federation.device))
             if missing := [block for block in blocks if block not in seen]:
-                raise RunError(
-                    f"{self.run.path}: block {missing[0]!r} of its model was not called, so it has no output"
-                )
+                raise RunError(f"{self.run.path}: block {missing[0]!r} of its model was not called: it has no output")
             parts.append([rows(seen[block], len(y), x != PADDING if text else None) for block in blocks])
         return [torch.cat(own) for own in zip(*parts, strict=True)], task.values(score)[task.first]
 

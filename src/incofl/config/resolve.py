@@ -41,7 +41,7 @@ def find(kind: str, name: str, objects: Mapping[str, Any]) -> Any:
     given = objects.get(kind, name)
     if isinstance(given, str) and given.startswith(GIVEN):
         key = ".".join(filter(None, OBJECTS[kind]))
-        hint = "resume it with the same script: incofl.run(..., resume=True)"
+        hint = "resume it with the same script, or give it to load_model, analyze or write_report"
         raise ConfigError(f"{key}: got {name!r}: this run was made from an object in Python; {hint}")
     if not isinstance(given, str | _TYPES[kind]):
         raise ConfigError(f"{kind}: got {given!r:.60}, expected a name or an object of type {_TYPES[kind].__name__}")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
@@ -188,10 +189,13 @@ class Config:
 
     def flat(self) -> dict[str, Any]:
         """All values by dotted key, as ``--set`` names them."""
-        flat: dict[str, Any] = {}
-        for key, value in self.to_dict().items():
-            flat |= {f"{key}.{name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}
-        return flat
+        return flat(self.to_dict())
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a TOML file by dotted key."""
+    tables = {key: value if isinstance(value, dict) else {"": value} for key, value in tree.items()}
+    return {f"{key}.{name}".strip("."): value for key, table in tables.items() for name, value in table.items()}
 
 
 # The keys of a file, and which of them are tables, in addition to those of methods.

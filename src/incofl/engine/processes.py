@@ -81,12 +81,17 @@ class WorkerProcesses(Pool[_Process]):
     def _start(self) -> _Process:
         ours, theirs = Pipe()
         fds = [theirs.fileno(), *(memory.fd for memory in (self._constant, self._state, *self._slots))]
-        command = [sys.executable, "-c", "from incofl.engine.processes import main; main()", *map(str, fds)]
-        process = subprocess.Popen(command, pass_fds=fds, env=worker_environment(), stdin=subprocess.DEVNULL)
+        process = start_python("incofl.engine.processes", *fds, pass_fds=fds, stdin=subprocess.DEVNULL)
         theirs.close()
         with contextlib.suppress(OSError):  # it has died at once: noticed in _collect
             ours.send(self._setup)
         return _Process(process=process, connection=ours)
+
+
+def start_python(module: str, *arguments: int, **options: Any) -> subprocess.Popen[bytes]:
+    """A fresh interpreter that calls the function ``main`` of a module, and imports from where this one does."""
+    command = [sys.executable, "-c", f"from {module} import main; main()", *map(str, arguments)]
+    return subprocess.Popen(command, env=worker_environment(), **options)
 
 
 def main() -> None:

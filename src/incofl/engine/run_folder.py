@@ -175,7 +175,7 @@ def summarise(
         "metric": task.first,
         "accuracy": last and last["accuracy"],
         "accuracy_by_level": last and last["accuracy_by_level"],
-        "accuracy_last_ten": tail_mean(evaluated) if evaluated else None,
+        "accuracy_tail": tail_mean(evaluated) if evaluated else None,
         "accuracy_best": best((row["accuracy"] for row in evaluated), default=None),
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "bytes_down": sum(row["bytes_down"] for row in rows),

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
+from safetensors.torch import load_file, save_file
 
 from incofl.client import Upload
 from incofl.config import Config
@@ -33,7 +35,7 @@ from incofl.flower.protocol import TENSORS, Answer, Order, Refusal, Report
 from incofl.flower.settings import Settings
 from incofl.flower.transport import CLOCKS, LOG, SAVED, Exchange
 from incofl.server import Server
-from incofl.tensors import Tensors, map_inputs
+from incofl.tensors import Tensors, clone, map_inputs
 
 FACTS = ("name", "classes", "vocabulary", "sequence")  # attributes of ``Data`` that one node's may not show
 
@@ -105,6 +107,7 @@ class Turn:
     parts: Parts
     exchange: Exchange | None = None
     bytes_down: int = 0
+    early: bool = False  # whether its reply waited on disk
     bytes_up: int = 0
     with_frozen: bool = False
     outcome: tuple[Upload, Report] | Refusal | None = None
@@ -199,7 +202,7 @@ class GridExecutor:
                 self._abandoned[turn.node] = turn.exchange
         else:
             turn.bytes_up = protocol.num_bytes(content)
-            turn.outcome = on_disk(upload, Path(self.settings.out)) if early else upload, report
+            turn.outcome, turn.early = (on_disk(upload, Path(self.settings.out)) if early else upload, report), early
 
     def _result(self, turn: Turn, outcome: tuple[Upload, Report] | Refusal) -> Upload | Lost:
         """What the round gets of a turn, and what the fleet learns from it."""
@@ -217,6 +220,9 @@ class GridExecutor:
             row |= {"accuracy": self._held_out([report]), "tested": report.tested}
         self._rows.append(row)
         self._reports.append(report)
+        if turn.early:  # to the usual layout in memory
+            in_memory: dict[str, Any] = {part: clone(getattr(upload, part)) for part in TENSORS}
+            return replace(upload, **in_memory)
         return upload
 
     def _learnt(self, turn: Turn, problem: Refusal) -> str:
@@ -253,10 +259,12 @@ class GridExecutor:
 
 def on_disk(upload: Upload, folder: Path) -> Upload:
     """The same upload with its tensors in a file that is mapped into memory; it is gone when nobody needs them."""
-    path = folder / "early.pt"
-    torch.save({part: getattr(upload, part) for part in TENSORS}, path)
-    mapped = torch.load(path, mmap=True, weights_only=True)
+    path, tensors = folder / "early.safetensors", {part: getattr(upload, part) for part in TENSORS}
+    flat = {f"{part}/{name}": value.contiguous() for part in TENSORS for name, value in tensors[part].items()}
+    save_file(flat, path)
+    found = load_file(path)
     path.unlink()
+    mapped: dict[str, Any] = {part: {name: found[f"{part}/{name}"] for name in tensors[part]} for part in TENSORS}
     return replace(upload, **mapped)
 
 

@@ -8,9 +8,11 @@ from datetime import datetime
 from html import escape
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import incofl
 from incofl.analysis.analyze import default_out
+from incofl.analysis.runs import Folders
 from incofl.engine.checkpoint import atomic_write
 from incofl.errors import needs_extra
 from incofl.report import tables
@@ -32,10 +34,13 @@ PICTURES = {
 NOT_ANALYSED = "<p>Similarity, features, updates and InCo by layer: add them with <code>incofl analyze RUN</code>.</p>"
 
 
-def write_report(paths: Sequence[Path], out: Path, title: str | None = None) -> Groups:
-    """Reads run folders, or folders that hold some, and writes the page; returns what is on it."""
-    groups = read_groups(paths)
-    atomic_write(out, make_page(groups, title).encode())
+def write_report(folders: Folders, out: str | Path = "report.html", title: str | None = None, **objects: Any) -> Groups:
+    """Reads run folders, or folders that hold some, and writes the page; returns what is on it.
+
+    Costs of runs that were made from objects need these: ``model``, ``data``, ``method``, ``task``, as for ``analyze``.
+    """
+    groups = read_groups(folders, **objects)
+    atomic_write(Path(out).expanduser(), make_page(groups, title).encode())
     return groups
 
 

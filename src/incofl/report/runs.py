@@ -5,13 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from incofl.analysis.runs import RecordedRun, by_seed, find_runs
+from incofl.analysis.runs import Folders, RecordedRun, by_seed, find_runs
 from incofl.config import find_parts
-from incofl.engine.build import outline
 from incofl.engine.federation import Federation
 from incofl.engine.run_folder import Row, summarise
 from incofl.errors import IncoflError
@@ -38,7 +36,7 @@ class ReportedRun(RecordedRun):
     def federation_or_reason(self) -> Federation | str:
         """The federation without its data, or why it cannot be built here."""
         try:
-            return outline(self.config)
+            return self.outline
         except (IncoflError, ImportError) as problem:  # the user's own model may not be there any more
             return str(problem)
 
@@ -144,9 +142,9 @@ def interval(values: Iterable[float | None]) -> tuple[float, float | None] | Non
     return mean_and_half_width(known) if known else None
 
 
-def read_groups(paths: Sequence[Path]) -> Groups:
-    """Reads the runs in some folders, in groups; each path is a run folder, or holds run folders."""
-    found = by_seed(find_runs(paths, ReportedRun))
+def read_groups(folders: Folders, **objects: Any) -> Groups:
+    """Reads the runs in some folders, in groups; each is a run folder, or holds run folders."""
+    found = by_seed(find_runs(folders, ReportedRun, objects))
     groups = Groups(Group(at, label, runs) for at, (label, runs) in enumerate(found.items()))
     for group in groups:
         seeds = Counter(run.seed for run in group.runs)
