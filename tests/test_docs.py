@@ -38,11 +38,11 @@ def python_blocks(text: str) -> list[str]:
 
 
 def runnable() -> Iterator[object]:
-    """Every ```python block of the pages but ```python no-run; ``hub`` needs that extra."""
+    """Every ```python block of the pages but ```python no-run; ``hub`` needs that extra, ``slow`` takes longer."""
     hub = pytest.mark.skipif(find_spec("datasets") is None, reason="needs the extra hub")
     for page in PAGES:
         for line, word, code in fenced(page.read_text()):
-            marks = {"": (), "no-run": None, "hub": hub}[word]  # no other word has a meaning
+            marks = {"": (), "no-run": None, "hub": hub, "slow": pytest.mark.slow}[word]  # no other word has a meaning
             if marks is not None:
                 yield pytest.param(code, id=f"{page.relative_to(ROOT)}:{line}", marks=marks)
 

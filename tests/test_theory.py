@@ -190,7 +190,7 @@ def test_exact_expectations_agree_with_sampling() -> None:
 
 def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[1] / "docs" / "theory.md").read_text()
-    exec(page.partition("```python no-run\n")[2].partition("```")[0], {})
+    exec(page.partition("```python\n")[2].partition("```")[0], {})
     assert [float(number) > 0 for number in capsys.readouterr().out.split()] == [True, True]
 
 
