@@ -13,7 +13,7 @@ from incofl.client import LocalSettings
 from incofl.errors import ConfigError
 from incofl.method import BufferPolicy, Weighting
 from incofl.options import options
-from incofl.split import Kind
+from incofl.split import Kind, Start
 
 Count = Annotated[int, Ge(1)]
 # Keys that may change when a run is resumed, because they cannot change its results.
@@ -87,12 +87,19 @@ class SplitConfig:
             what the model has.
         depth: with hetero splitting: ``full``, ``scaled`` (the same share of blocks), or blocks per stage per level.
         counts: number of clients of each level; left out, groups are equal. The first clients are the smallest.
+        start: ``random``, or ``identity``: what not every level holds begins without effect, so that all levels start
+            as the function of the smallest; ``auto``: as the method says.
+        grow: when larger levels open; until then their clients train the largest open one. ``none``: from the start;
+            ``plateau``: one more when the loss stops falling; or one entry for each level but the smallest, a number of
+            rounds or a share of all; ``auto``: as the method says.
     """
 
     kind: Kind | Literal["auto"] = "auto"
     levels: Count | tuple[int | float | tuple[int, ...], ...] | Literal["auto"] = "auto"
     depth: Literal["full", "scaled"] | tuple[int | tuple[int, ...], ...] = "full"
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None
+    start: Start | Literal["auto"] = "auto"
+    grow: Literal["none", "plateau", "auto"] | tuple[Annotated[float, Ge(0)], ...] = "auto"
 
 
 @options("task")

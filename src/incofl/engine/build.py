@@ -16,12 +16,16 @@ from incofl.config.resolve import Parts
 from incofl.data import Data, VirtualPartition, make_partition, natural_partition
 from incofl.engine.federation import ClientLevels, Federation
 from incofl.errors import ConfigError, RunError
+from incofl.inputs import map_inputs
 from incofl.layout import Layout
 from incofl.method import Method
 from incofl.models import Model, ModelOptions, make_model
+from incofl.models.infer.closing import find_closing
 from incofl.models.pretrained import with_pretrained
 from incofl.seeds import Purpose, numpy_rng, seed_of, torch_rng
-from incofl.split import Kind, Levels, Splitter, num_depths
+from incofl.split import Kind, Levels, Splitter, num_depths, submodel
+from incofl.split.growth import make_growth
+from incofl.split.start import identity_start
 
 
 def build_model(config: Config, parts: Parts | None = None) -> Model:
@@ -140,6 +144,17 @@ def check_machine(config: Config) -> None:
         )
 
 
+def with_identity_start(model: Model, splitter: Splitter) -> Model:
+    """A model whose levels all start as the function of the smallest."""
+    layout = model.layout
+    if not layout.closing:
+        module = submodel(model.template, layout, splitter.slice(layout, len(splitter.depths) - 1))
+        module.load_state_dict(model.initial)
+        example = map_inputs(lambda x: torch.zeros(x.shape, dtype=x.dtype), model.example(2))
+        layout = dataclasses.replace(layout, closing=find_closing(module, layout.blocks, example))
+    return dataclasses.replace(model, initial=identity_start(model.initial, model.template, layout, splitter))
+
+
 def outline(config: Config, parts: Parts | None = None) -> Federation:
     """The federation of a config before it has data: enough to check it and to say what it costs. Reads no files."""
     parts = parts or find_parts(config)
@@ -158,6 +173,7 @@ def outline(config: Config, parts: Parts | None = None) -> Federation:
         device=config.engine.device,
         compile=config.engine.compile,
         measured=config.eval.measured,
+        growth=make_growth(config.split.grow, len(splitter.depths), config.rounds) if method.level == "own" else None,
     )
 
 
@@ -172,6 +188,10 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
     federation = outline(config, parts)
     if config.model.pretrained is not None and not begun:
         federation = dataclasses.replace(federation, model=with_pretrained(federation.model, config.model.pretrained))
+    if config.split.start == "identity" and not begun:
+        if config.model.pretrained is not None:
+            raise ConfigError("split.start: got 'identity', expected 'random' with model.pretrained")
+        federation = dataclasses.replace(federation, model=with_identity_start(federation.model, federation.splitter))
     if federation.method.level == "largest-only" and not federation.levels.counts[-1]:
         name = federation.method.name
         raise ConfigError(f"method: {name} needs clients of the largest level, and no client can hold it")
