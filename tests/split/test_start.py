@@ -139,7 +139,7 @@ def test_built_in_layouts_name_what_trying_finds(model: str, texts: Path) -> Non
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["model.name=tests.own_models:head_first"], "blocks.1 has no residual branch that can be closed"),
+        (["model.name=tests.own_models:head_first"], "blocks.2 has no residual branch that can be closed"),
         (["method=fedrolex", "buffers=static"], "the channels of a level move every round"),
         (["model.name=tiny-vit", "model.patch=2", "split.kind=hetero"], "belongs to a norm over channels"),
         (["model.pretrained=nowhere.safetensors"], "expected 'random' with model.pretrained"),

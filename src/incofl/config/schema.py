@@ -89,7 +89,7 @@ class SplitConfig:
         counts: number of clients of each level; left out, groups are equal. The first clients are the smallest.
         start: ``random``, or ``identity``: what not every level holds begins without effect, so that all levels start
             as the function of the smallest; ``auto``: as the method says.
-        grow: when larger levels open; until then their clients train the largest open one. ``none``: from the start;
+        grow: when larger levels open; until then their clients train the largest open one. None: at the start;
             ``plateau``: one more when the loss stops falling; or one entry for each level but the smallest, a number of
             rounds or a share of all; ``auto``: as the method says.
     """
@@ -99,7 +99,7 @@ class SplitConfig:
     depth: Literal["full", "scaled"] | tuple[int | tuple[int, ...], ...] = "full"
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None
     start: Start | Literal["auto"] = "auto"
-    grow: Literal["none", "plateau", "auto"] | tuple[Annotated[float, Ge(0)], ...] = "auto"
+    grow: Literal["plateau", "auto"] | tuple[Annotated[float, Ge(0)], ...] | None = "auto"
 
 
 @options("task")

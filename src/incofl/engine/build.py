@@ -74,7 +74,11 @@ def build_method(config: Config, parts: Parts | None = None) -> Method:
     assert aggregate.weighting != "auto"  # resolved
     assert config.buffers != "auto"
     server = dataclasses.replace(
-        method.server, weighting=aggregate.weighting, precision=aggregate.precision, buffers=config.buffers
+        method.server,
+        weighting=aggregate.weighting,
+        precision=aggregate.precision,
+        buffers=config.buffers,
+        squares=any(getattr(transform, "needs_squares", False) for transform in method.transforms),
     )
     return dataclasses.replace(method, server=server)
 

@@ -38,6 +38,9 @@ _BASES = _SEPARATE | _SHARED
 _TRANSFORMS = {
     "inco": ("incofl.inco:InCo", "InCo Aggregation"),
     "noise": ("incofl.methods.noise:DeepNoise", "Gaussian noise where InCo mixes, for comparison"),
+    "scaled": ("incofl.methods.scaled:Scaled", "the layers that InCo mixes times a constant, for comparison"),
+    "coverage": ("incofl.methods.coverage:Coverage", "shorter steps for what few clients hold"),
+    "anchor": ("incofl.anchor:Anchor", "the smallest path trained by all"),
     "momentum": ("incofl.methods.server_optimizers:ServerMomentum", "momentum on the server"),
     "adam": ("incofl.methods.server_optimizers:ServerAdam", "Adam on the server"),
     "yogi": ("incofl.methods.server_optimizers:ServerYogi", "Yogi on the server"),
@@ -69,7 +72,7 @@ class MethodTable(Mapping[str, "Method"]):
     def __getitem__(self, name: str) -> "Method":
         base, *added = _parts(name)
         known = base in _BASES and set(added) <= _TRANSFORMS.keys() and len(set(added)) == len(added)
-        if not known or (base in _SEPARATE and {"inco", "noise"} & set(added)):
+        if not known or (base in _SEPARATE and {"inco", "noise", "scaled", "anchor"} & set(added)):
             raise KeyError(name)
         return _load(base, *added)
 
@@ -90,8 +93,11 @@ def _load(base: str, *added: str) -> "Method":
     short = next((long.replace(full, name) for full, name in _PAPER_NAMES.items() if long.startswith(full)), long)
     uploads: tuple[UploadTransform, ...] = (UploadNoise(), *method.uploads)
     own = ServerSchedule(), *method.transforms
-    transforms = *own, *(load_attribute(_TRANSFORMS[key][0], "method")() for key in added)
-    return dataclasses.replace(method, name=short, summary=_summary(long), uploads=uploads, transforms=transforms)
+    parts = {key: load_attribute(_TRANSFORMS[key][0], "method")() for key in added}
+    anchor = parts.pop("anchor", method.anchor)
+    transforms = *own, *parts.values()
+    method = dataclasses.replace(method, name=short, summary=_summary(long), uploads=uploads, transforms=transforms)
+    return dataclasses.replace(method, anchor=anchor)
 
 
 METHODS = MethodTable()

@@ -69,7 +69,7 @@ class SplitRule:
 
     kind: ClassVar[Kind | None] = None  # the only kind of splitting that the method works with; None: any
     start: Start = "random"  # whether what not every level holds begins without effect
-    grow: str | tuple[float, ...] = "none"  # when larger levels open, as ``split.grow`` has it
+    grow: Literal["plateau"] | tuple[float, ...] | None = None  # when larger levels open, as ``split.grow`` has it
 
     @property
     def window(self) -> Window:

@@ -35,10 +35,10 @@ class Growth:
         return min(top + stopped, self.levels - 1)
 
 
-def make_growth(grow: str | Sequence[float], levels: int, rounds: int) -> Growth | None:
+def make_growth(grow: str | Sequence[float] | None, levels: int, rounds: int) -> Growth | None:
     """The growth that ``split.grow`` describes; ``None``: all levels are open from the start."""
-    if isinstance(grow, str):
-        return None if grow == "none" else Growth(None, levels)
+    if grow is None or isinstance(grow, str):
+        return None if grow is None else Growth(None, levels)
     opens = tuple(round(entry * rounds) if entry < 1 else round(entry) for entry in grow)
     if len(opens) != levels - 1 or list(opens) != sorted(opens):
         expected = f"{levels - 1} numbers, from small to large, one for each level but the smallest"
