@@ -29,7 +29,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.branch(x)
-        return x + (out[0] if isinstance(out, tuple) else out)
+        total: Tensor = x + (out[0] if isinstance(out, tuple) else out)
+        return total
 
 
 class Rows(nn.Module):

@@ -190,11 +190,11 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
     check_machine(config)
     parts = find_parts(config)
     federation = outline(config, parts)
+    if config.model.pretrained is not None and config.split.start == "identity":
+        raise ConfigError("split.start: got 'identity', expected 'random' with model.pretrained")
     if config.model.pretrained is not None and not begun:
         federation = dataclasses.replace(federation, model=with_pretrained(federation.model, config.model.pretrained))
     if config.split.start == "identity" and not begun:
-        if config.model.pretrained is not None:
-            raise ConfigError("split.start: got 'identity', expected 'random' with model.pretrained")
         federation = dataclasses.replace(federation, model=with_identity_start(federation.model, federation.splitter))
     if federation.method.level == "largest-only" and not federation.levels.counts[-1]:
         name = federation.method.name

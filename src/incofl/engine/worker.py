@@ -93,9 +93,9 @@ class Worker:
         module = self.module(job.level, job.round)
         on_device = ((self.input(module, x), y.to(f.device)) for x, y in batches)
         smallest = self._smallest(job)
-        with one_thread(), own_randomness(seed_of(f.seed, Purpose.LAYERS, job.round, job.client)):
-            with smallest.watch(module) if smallest is not None else nullcontext():
-                upload = train(module, given, on_device, f.method.client, f.local, f.task, smallest)
+        watching = nullcontext() if smallest is None else smallest.watch(module)
+        with one_thread(), own_randomness(seed_of(f.seed, Purpose.LAYERS, job.round, job.client)), watching:
+            upload = train(module, given, on_device, f.method.client, f.local, f.task, smallest)
         return f.identified(upload, job)
 
     def _smallest(self, job: Job) -> SmallestPath | None:
