@@ -123,4 +123,5 @@ class InProcess(LocalExecutor):
 
 def make_store(federation: Federation, folder: Path | None = None, limit: int = LIMIT) -> ClientStore:
     """A store for the memory of a federation's clients."""
-    return ClientStore(federation.model.layout, federation.slice, folder, limit)
+    layout = federation.model.layout
+    return ClientStore(layout, federation.slice, folder, limit, federation.method.client.memory(layout))

@@ -30,13 +30,19 @@ class ClientStore:
     """Client memory by client; its size follows the clients seen, not the population."""
 
     def __init__(
-        self, layout: Layout, slice_of: Callable[[int, int, int], Slice], folder: Path | None = None, limit: int = LIMIT
+        self,
+        layout: Layout,
+        slice_of: Callable[[int, int, int], Slice],
+        folder: Path | None = None,
+        limit: int = LIMIT,
+        names: frozenset[str] = frozenset(),
     ) -> None:
         """A store in a ``folder`` that keeps ``limit`` bytes in memory; without a folder, all in memory.
 
-        ``slice_of(level, round, client)`` says in which coordinates a memory is.
+        ``slice_of(level, round, client)`` says in which coordinates a memory is, ``names`` what clients remember.
         """
         self._layout, self._slice_of, self._folder, self._limit = layout, slice_of, folder, limit
+        self._names = names
         self._recent: OrderedDict[int, Tensors] = OrderedDict()
         self._bytes = 0
         self._replaced: list[Path] = []
@@ -45,14 +51,16 @@ class ClientStore:
     def get(self, client: int, slice_: Slice) -> Tensors:
         """What a client remembers, in the coordinates of a slice; empty if it has not had a turn yet.
 
-        Where it held other channels of a tensor than now, it remembers 0.
+        Where it held other channels of a tensor than now, or none of a block, it remembers 0.
         """
         if client not in self.manifest:
             return {}
         memory, held = self._load(client), self._slice_of(*self.manifest[client], client)
         if held is slice_:
             return memory
-        full = {name: torch.zeros(self._layout.shapes[name], dtype=value.dtype) for name, value in memory.items()}
+        dtypes = dict.fromkeys(self._names & slice_.index.keys(), torch.get_default_dtype())
+        dtypes |= {name: value.dtype for name, value in memory.items()}
+        full = {name: torch.zeros(self._layout.shapes[name], dtype=dtype) for name, dtype in dtypes.items()}
         held.write(memory, full)
         return slice_.take(full)
 

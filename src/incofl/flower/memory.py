@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from incofl.engine.checkpoint import atomic_write
+from incofl.engine.executor import make_store
 from incofl.engine.federation import Federation
-from incofl.engine.store import ClientStore
 from incofl.flower.protocol import Order, arrays, digest
 from incofl.tensors import Tensors
 
@@ -36,7 +36,7 @@ class NodeMemory:
             return {}
         if (memory := self._load(_name(*wanted))) is None:
             return None
-        store = ClientStore(federation.model.layout, federation.slice)
+        store = make_store(federation)
         store.put(job.client, *wanted, memory)
         return store.get(job.client, federation.slice(job.level, job.round, job.client))
 

@@ -122,5 +122,5 @@ def find_method(name: str) -> "Method":
 @functools.cache
 def all_options() -> dict[str, Any]:
     """The default options of every method and transform, by the name of their section in a config."""
-    names = ["fedavg+momentum+adam+yogi", *_SEPARATE, *(f"{base}+inco+noise" for base in _SHARED)]
+    names = [*_SEPARATE, *("+".join((base, *_TRANSFORMS)) for base in _SHARED)]
     return {section: options for name in names for section, options in METHODS[name].options.items()}
