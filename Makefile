@@ -10,7 +10,7 @@ help:
 	@echo "make test    run the tests; make test-slow: the slower ones, end to end"
 	@echo "             make test-workers: in worker processes; make test-flower: with Flower's processes"
 	@echo "make check   format, lint, types: what CI runs before the tests"
-	@echo "make format  mend format and lint where that can be done"
+	@echo "make format  fix format and lint where possible"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove .venv"
 

@@ -15,7 +15,7 @@ from measure import publish, seconds, spread, table
 from torch import nn
 
 from incofl.client import Batch, ClientInput, ClientRule, LocalSettings, train
-from incofl.engine.memory import keep_freed_memory
+from incofl.engine.worker import keep_freed_memory
 from incofl.models import ModelOptions, make_model
 from incofl.split import make_splitter, submodel
 from incofl.tensors import Tensors

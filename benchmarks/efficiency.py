@@ -27,12 +27,12 @@ from torch.nn import functional
 
 import incofl
 from incofl.config import Config
-from incofl.data import local_batches
+from incofl.data.pipeline import local_batches
 from incofl.engine.build import build
 from incofl.engine.federation import Federation, Job
-from incofl.engine.memory import keep_freed_memory, worker_environment
+from incofl.engine.progress import Progress
 from incofl.engine.run_folder import Row
-from incofl.engine.worker import layout_of
+from incofl.engine.worker import keep_freed_memory, layout_of, worker_environment
 from incofl.seeds import Purpose, torch_rng
 from incofl.split import submodel
 
@@ -89,7 +89,7 @@ class Enough(Exception):
     """All rounds are measured."""
 
 
-class Comparison:
+class Comparison(Progress):
     """Watches a run, and lets the bare processes train after each of its rounds what it has just trained."""
 
     def __init__(self, config: Config, workers: int, rounds: int) -> None:
@@ -102,9 +102,6 @@ class Comparison:
         """The clock starts."""
         self._federation = federation
         self._resumed = perf_counter()
-
-    def uploaded(self, client: int) -> None:
-        """Nothing."""
 
     def finished_round(self, row: Row) -> None:
         """The run has taken its time for the round; now the bare processes take theirs."""

@@ -28,9 +28,10 @@ def measure(clients: int, cohort: int, rounds: int) -> dict[str, float]:
     import incofl
     from incofl.config import Config
     from incofl.engine.federation import Federation
+    from incofl.engine.progress import Progress
     from incofl.engine.run_folder import Row
 
-    class Clock:
+    class Clock(Progress):
         def __init__(self) -> None:
             self.times: list[float] = []
 

@@ -21,10 +21,10 @@ from incofl.config import load_config
 from incofl.engine.build import build
 from incofl.engine.executor import Executor, InProcess
 from incofl.engine.federation import Federation
-from incofl.engine.memory import keep_freed_memory
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.ray_actors import RayActors
 from incofl.engine.round import RoundStats, run_round
+from incofl.engine.worker import keep_freed_memory
 from incofl.server import Server
 from incofl.tensors import Tensors
 

@@ -16,8 +16,7 @@ import torch
 from measure import publish, seconds, spread, table
 
 from incofl.client import ClientInput, ClientRule, LocalSettings, Upload, train
-from incofl.engine.memory import keep_freed_memory
-from incofl.engine.worker import one_thread
+from incofl.engine.worker import keep_freed_memory, one_thread
 from incofl.inco import InCo
 from incofl.method import ServerRule
 from incofl.models import make_model

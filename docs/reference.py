@@ -12,7 +12,7 @@ from pathlib import Path
 import tomli_w
 
 from incofl.config import Config, make_config
-from incofl.methods import METHODS, all_options
+from incofl.methods import METHODS, all_options, find_method
 from incofl.options import expected
 
 HEAD = """\
@@ -27,7 +27,8 @@ METHODS_HEAD = """\
 
 A method reads the sections of its parts. Sections of other methods are allowed, so that one file can be used with many
 methods. In Python the same values are the fields of an object: `InCo(rule="theorem")` is `[inco]` with `rule =
-"theorem"`. A method of your own adds a section of its own ([CONTRIBUTING.md](../CONTRIBUTING.md)).
+"theorem"`. What a config says applies to a method that is given as an object, too. A method of your own adds a section
+of its own ([CONTRIBUTING.md](../CONTRIBUTING.md)).
 """
 
 
@@ -88,7 +89,7 @@ def summary(section: type) -> str:
 def users(section: str) -> str:
     """The methods that read a section."""
     everybody = [name for name in METHODS if "+" not in name]
-    bases = [name for name in everybody if section in METHODS[name].options]
+    bases = [name for name in everybody if section in find_method(name).options]
     added = [
         key for key in ("inco", "noise", "momentum", "adam", "yogi") if section in METHODS[f"heteroavg+{key}"].options
     ]

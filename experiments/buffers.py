@@ -16,7 +16,7 @@ from statistics import mean
 from typing import Any
 
 import incofl
-from incofl.statistics import mean_and_half_width
+from incofl.statistics import Estimate
 from incofl.studies.compare import plus_minus
 
 HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ def train(data: str, root: str, method: str, policy: str, seed: int) -> dict[str
 
 
 def spread(values: list[float]) -> str:
-    return plus_minus(*mean_and_half_width([100 * value for value in values]))
+    return plus_minus(Estimate.of([100 * value for value in values]))
 
 
 def table(runs: list[dict[str, Any]]) -> str:

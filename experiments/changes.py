@@ -11,7 +11,7 @@ from statistics import mean
 
 from collect import RESULTS
 
-from incofl.statistics import mean_and_half_width
+from incofl.statistics import Estimate
 from incofl.studies.compare import markdown, plus_minus
 
 PER = {"kernel": "kernel", "tensor": "layer"}
@@ -34,7 +34,7 @@ def table(folder: Path) -> str:
             found = relative_change(run, "layer"), relative_change(run, "layer4")
             changes[rule, config["data"]["name"]].append(found)
     rows = [
-        [*key, *(plus_minus(*mean_and_half_width(part), ".2f") for part in zip(*values, strict=True))]
+        [*key, *(plus_minus(Estimate.of(part), ".2f") for part in zip(*values, strict=True))]
         for key, values in changes.items()
     ]
     return markdown([["rule", "data", "change / update, all mixed layers", "change / update, last stage"], *rows])

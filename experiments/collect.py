@@ -18,7 +18,7 @@ from typing import Any
 
 import buffers
 
-from incofl.statistics import Difference, mean_and_half_width, paired, student_quantile, visible_effect
+from incofl.statistics import Difference, Estimate, mean_and_half_width, paired, student_quantile, visible_effect
 from incofl.studies.compare import markdown, plus_minus
 from incofl.studies.reproduce import arrow
 
@@ -53,7 +53,9 @@ def study_table(document: Json) -> str:
         if result["theirs"] is not None:
             gap = result["their_difference"]
             theirs = f"{result['theirs']:g}" + ("" if gap is None else f" ({arrow(gap)})")
-        ours = plus_minus(mean(seeds), mean_and_half_width(seeds)[1])  # the exact mean: it decides how a tie is rounded
+        ours = plus_minus(
+            Estimate(mean(seeds), mean_and_half_width(seeds)[1])
+        )  # the exact mean: it decides how a tie is rounded
         names = [*([result["section"]] if several else []), result["row"], result["column"]]
         rows.append([*names, ours, difference, visible, theirs, result["verdict"] or ""])
     head = ["method", "setting", "ours", "difference [95 %]", "visible from", "paper", "verdict"]

@@ -1,12 +1,13 @@
 """Small federations for tests."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 from incofl.config import Config, make_config
 from incofl.engine.backend import WORKERS
 from incofl.engine.build import build
-from incofl.engine.executor import Executor, InProcess, make_store
+from incofl.engine.executor import Executor, InProcess
 from incofl.engine.federation import Federation
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.round import RoundStats, run_round
@@ -55,14 +56,14 @@ def run_rounds(
     """The server before the first round and after each."""
     servers = [server or federation.start()]
     workers = int(os.environ.get(WORKERS, "1"))
-    store = store or make_store(federation)
+    store = store or ClientStore(federation)
     executor: Executor = InProcess(federation, store=store)
     if workers > 1:
         executor = WorkerProcesses(federation, workers, store=store)
     for _ in range(rounds):
         before = servers[-1]
         jobs = federation.schedule(before.round, cohort)
-        stats = RoundStats(on_accepted=store.keeper(before.round))
+        stats = RoundStats(on_accepted=partial(store.keep, before.round))
         servers.append(run_round(before, federation.method, jobs, executor, stats))
     executor.close()
     return servers

@@ -1,14 +1,18 @@
 """The rooms of the house: imports point one way, and no room knows what belongs to another."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+from incofl.methods import SUMMARIES
 
 SOURCE = Path(__file__).parents[1] / "src" / "incofl"
 
 # Each room may import from the rooms above it in this list (and from itself).
 ORDER = [
     ["errors", "statistics"],
-    ["tensors", "seeds", "inputs", "options", "imports"],
+    ["tensors", "seeds", "options", "imports"],
     ["layout", "schedule", "task"],
     ["split", "transform"],
     ["inco", "aggregate"],
@@ -26,6 +30,8 @@ ORDER = [
 ]
 # ``Layout.infer`` is where users look for it, though what it calls is built on layouts: it imports when it is called.
 EXCEPTION = ("layout", "models")
+# Defaults that the documents name: the method of a config, and those of ``incofl compare``.
+DEFAULTS = {("config/schema.py", "incoavg"), ("cli/compare.py", "heteroavg"), ("cli/compare.py", "incoavg")}
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 
 
@@ -80,6 +86,53 @@ def test_only_models_know_parameter_names() -> None:
             strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
             words = [s for s in strings if isinstance(s, str) and s in ("conv1", "conv2", "bn1", "downsample", "fc")]
             assert not words, path
+
+
+def test_only_methods_know_names_of_methods() -> None:
+    """No string of the code is a name of the table, or a list of them."""
+    named = set()
+    for path in files():
+        if room(path) != "methods":
+            strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
+            words = {word.strip() for s in strings if isinstance(s, str) for word in s.split(",")}
+            named |= {(path.relative_to(SOURCE).as_posix(), word) for word in words & SUMMARIES.keys()}
+    assert named == DEFAULTS
+
+
+WITHOUT_EXTRAS = """
+import sys
+from importlib.machinery import PathFinder
+
+EXTRAS = {"matplotlib", "scipy", "sklearn", "PIL", "plotly", "flwr", "ray", "datasets", "tensorboard", "transformers"}
+find = PathFinder.find_spec
+PathFinder.find_spec = staticmethod(lambda name, *r: None if name.partition(".")[0] in EXTRAS else find(name, *r))
+
+import incofl
+from incofl.cli import main
+
+config = {"rounds": 1, "data": {"limit": 60, "clients": 4}, "model": {"name": "tiny-mlp"}, "eval": {"limit": 20}}
+assert incofl.run(config, "run", progress=False)["status"] == "done"
+commands = ["--help", "list methods", "plan", "plan --method heterofl --json", "analyze run", "report run"]
+for command, expected in zip(commands, [0, 0, 0, 0, 2, 2], strict=True):
+    sys.argv = ["incofl", *command.split()]
+    try:
+        main()
+    except SystemExit as stop:
+        assert (stop.code or 0) == expected, command
+assert not EXTRAS & {name.partition(".")[0] for name in sys.modules}
+"""
+
+
+def test_a_base_install_works_without_extras(tmp_path: Path) -> None:
+    """Without what the extras install, runs and plans work; what needs an extra says which in one line."""
+    command = [sys.executable, "-c", WITHOUT_EXTRAS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        "incofl: analyze: needs matplotlib; try: pip install 'incofl[analysis]'",
+        "incofl: report: needs plotly; try: pip install 'incofl[report]'",
+    ]
+    assert "incoavg" in done.stdout
 
 
 def test_no_file_is_much_beyond_300_lines() -> None:

@@ -85,6 +85,12 @@ def test_the_default_number_of_levels_fits_the_model(model: str) -> None:
 BAD = {
     "method=incavg": "method: got 'incavg'; did you mean 'incoavg'?",
     "data.alpa=1": "config: unknown key 'data.alpa'; did you mean 'alpha'?",
+    "aggregate.server_lr=0.5": "config: unknown key 'aggregate.server_lr'; did you mean 'server.lr'?",
+    "heterofl.clip=1": "config: unknown key 'heterofl.clip'; did you mean 'local.max_grad_norm'?",
+    "aggregate=3": "aggregate: got 3, expected a table such as [aggregate]",
+    "method=fedavg+inco": "method: got 'fedavg+inco', expected one server model for all sizes",
+    "method=incoavg+inco": "method: two transforms of incoavg+inco have the name 'inco', expected one of each",
+    "method=incoavg+inko": "method: got 'incoavg+inko'; did you mean 'incoavg'?",
     "sed=1": "config: unknown key 'sed'; did you mean 'seed'?",
     "data.name=cifra10": "data.name: got 'cifra10'; did you mean 'cifar10'?",
     "model.name=resnet27": "model.name: got 'resnet27'; did you mean 'resnet26'?",

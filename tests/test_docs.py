@@ -1,15 +1,26 @@
 """What the documents say is what the code does."""
 
 import ast
+import dataclasses
+import functools
+import json
 import re
 import runpy
 import textwrap
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+import incofl
+from incofl.cli import app
 from incofl.config import load_config
+from incofl.config.schema import SECTIONS
+from incofl.methods import all_options
+from tests.shell import Shell
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -27,10 +38,11 @@ def python_blocks(text: str) -> list[str]:
 
 
 def runnable() -> Iterator[object]:
-    """Every ```python block of the pages; not ```python no-run, and ```python slow among the slow tests."""
+    """Every ```python block of the pages but ```python no-run; ``hub`` needs that extra."""
+    hub = pytest.mark.skipif(find_spec("datasets") is None, reason="needs the extra hub")
     for page in PAGES:
         for line, word, code in fenced(page.read_text()):
-            marks = {"": (), "no-run": None, "slow": (pytest.mark.slow,)}[word]  # no other word has a meaning
+            marks = {"": (), "no-run": None, "hub": hub}[word]  # no other word has a meaning
             if marks is not None:
                 yield pytest.param(code, id=f"{page.relative_to(ROOT)}:{line}", marks=marks)
 
@@ -78,7 +90,7 @@ def test_the_method_of_contributing_works(tmp_path: Path, monkeypatch: pytest.Mo
     from tests.federations import run_rounds, tiny_federation
 
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    (block,) = python_blocks(text)
+    (block,) = [code for code in python_blocks(text) if "shrinkavg" in code]
     assert block.count("\n") <= 40
     (tmp_path / "shrinkavg.py").write_text(block)
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
@@ -108,8 +120,6 @@ def test_the_plans_of_own_models_come_out_as_printed(
     """A model that we did not write, split by depth and by width."""
     import sys
 
-    from incofl.cli import app
-
     page = (ROOT / "docs" / "own-models.md").read_text()
     (block,) = [code for code in python_blocks(page) if "class Classifier" in code]
     (tmp_path / "classifier.py").write_text(block)
@@ -120,6 +130,39 @@ def test_the_plans_of_own_models_come_out_as_printed(
         app(["plan", "--model", "classifier:Classifier", *options], standalone_mode=False)
         printed = [line.rstrip() for line in capsys.readouterr().out.strip().splitlines()]
         assert "\n".join(printed) in page
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of docs/own-data-and-tasks.md, in a folder that holds its project."""
+    page = (ROOT / "docs" / "own-data-and-tasks.md").read_text()
+    (code,) = [block for block in python_blocks(page) if "scaledavg" in block]
+    (config,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (commands,) = re.findall(r"```\n(incofl .*?)```", page, re.DOTALL)
+    (tmp_path / "project.py").write_text(code)
+    (tmp_path / "project.toml").write_text(config)
+    monkeypatch.chdir(tmp_path)
+    return [line.split()[1:] for line in commands.splitlines()]
+
+
+@pytest.mark.slow
+def test_an_own_project_on_the_command_line(project: list[list[str]], incofl: Shell) -> None:
+    """The commands in their order: plan, run, compare with an own method and two jobs, report."""
+    for words in project:
+        if "--resume" not in words:
+            code, out, error = incofl(*words)
+            assert (code, bool(out)) == (0, True), error
+    results = json.loads(Path("runs/compared/comparison.json").read_text())["results"]
+    assert [len(result["seeds"]) for result in results] == [2, 2]
+    assert Path("report.html").exists()
+
+
+def test_an_own_project_is_resumed_on_the_command_line(project: list[list[str]], incofl: Shell) -> None:
+    for words in project:
+        if words[0] == "run":
+            code, _, error = incofl(*words, "--quiet")
+            assert code == 0, error
+    assert len(Path("runs/project/metrics.jsonl").read_text().splitlines()) == 3
 
 
 def test_config_reference_is_current() -> None:
@@ -136,9 +179,90 @@ def test_tables_are_current() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+    """To a file that exists, and to a heading that it has."""
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            path = page.parent / target if target else page
+            assert path.exists(), target
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE) if anchor else ()
+            anchors = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert not anchor or anchor in anchors, f"{target}#{anchor}"
+
+
+TEXTS = {
+    str(page.relative_to(ROOT)): page.read_text()
+    for page in (*PAGES, ROOT / "experiments" / "README.md", *(ROOT / "examples").glob("*/README.md"))
+    if page.name != "CHANGELOG.md"
+}
+FOREIGN = {"Strategy", "strategy", "MultiheadAttention"}  # names of other libraries
+YOURS = {"project.py", "project.toml", "classifier.py", "shrinkavg.py"}  # files that a reader writes
+
+
+@functools.cache
+def repository() -> tuple[set[str], set[str]]:
+    """The names of all files, and all words of code."""
+    folders = ("src", "docs", "tests", "examples", "experiments", "benchmarks")
+    files = [
+        ROOT / "Makefile",
+        ROOT / "pyproject.toml",
+        *(path for each in folders for path in (ROOT / each).rglob("*")),
+    ]
+    code = [path for path in files if path.suffix in (".py", ".toml", ".sh", ".js", "") and path.is_file()]
+    texts = [path.read_text() for path in code if path != Path(__file__) and "results" not in path.parts]
+    return {path.name.removesuffix(".template") for path in files}, {
+        word for text in texts for word in re.findall(r"\w+", text)
+    }
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_names_of_code_exist(page: str) -> None:
+    """Files, functions, attributes and keys in backticks occur in the code; functions after a linked file are in it."""
+    files, words = repository()
+    prose = re.sub(r"^( *)```.*?^ *```$", "", TEXTS[page], flags=re.DOTALL | re.MULTILINE)
+    for name in re.findall(r"`([A-Za-z_][\w/.-]*\.(?:py|sh|service|ipynb))`", prose):
+        assert Path(name).name in files | YOURS, name
+    for name in re.findall(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`", prose):
+        if name not in files | YOURS:
+            assert all(word in words | FOREIGN or word.startswith("inco_") for word in name.split(".")), name
+    for path, listed in re.findall(r"\]\(([^)]+\.py)\): ((?:`\w+`(?:, )?)+)", prose):
+        source = ((ROOT / page).parent / path).read_text()
+        for name in re.findall(r"\w+", listed):
+            assert re.search(rf"^ *(def|class) {name}\b", source, re.MULTILINE), f"{path}: {name}"
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_config_keys_and_public_names_exist(page: str) -> None:
+    tables = SECTIONS | {key: type(value) for key, value in all_options().items()}
+    keys = {f"{table}.{field.name}" for table, cls in tables.items() for field in dataclasses.fields(cls)}
+    for key in re.findall(r"(?:`|--set )([a-z-]+\.[a-z_]+)(?:`| = |=)", TEXTS[page]):
+        if key.split(".")[0] in tables and key.split(".")[1] not in ("py", "options", "safetensors", "crt", "key"):
+            assert key in keys, key
+    for name in re.findall(r"\bincofl\.(\w+)", TEXTS[page]):
+        assert hasattr(incofl, name) or find_spec(f"incofl.{name}"), name
+    for name, member in re.findall(r"`([A-Z]\w+)\.([a-z_]+)", TEXTS[page]):
+        if owner := getattr(incofl, name, None):
+            assert hasattr(owner, member) or member in owner.__dataclass_fields__, f"{name}.{member}"
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_options_of_commands_exist(page: str) -> None:
+    """Those of a command line are options of its command; an option alone is one of some command."""
+    known: dict[str, set[str]] = {}
+
+    def collect(command: Any, name: str) -> None:
+        known[name] = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        for key, inner in getattr(command, "commands", {}).items():
+            collect(inner, f"{name} {key}".strip())
+
+    collect(typer.main.get_command(app), "")
+    for words in re.findall(r"\bincofl ([a-z][^`#\n|]*)", TEXTS[page].replace("\\\n", " ")):
+        command = next((name for name in (" ".join(words.split()[:n]) for n in (2, 1)) if name in known), None)
+        if command is not None:
+            wrong = {word for word in words.split() if re.fullmatch("--?[a-z-]+", word)} - known[command]
+            assert not wrong, (words, wrong)
+    elsewhere = {"--run-config", "--host"}  # of flwr, and of make_keys.py
+    for option in re.findall(r"`(--?[a-z][a-z-]*)[^`]*`", TEXTS[page]):
+        assert option in set().union(elsewhere, *known.values()), option
 
 
 def test_configs_are_valid() -> None:

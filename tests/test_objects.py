@@ -8,22 +8,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import incofl
-from incofl import METHODS, Data, InCo, Metric, Run, ServerAdam, Task
+from incofl import METHODS, Context, Data, InCo, Metric, Run, ServerAdam, ServerSchedule, Task
 from incofl.client import Upload
 from incofl.config import load_config, make_config
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.run_folder import RunFolder
-from incofl.errors import ConfigError, DataError, IncoflError
+from incofl.errors import ConfigError, DataError, IncoflError, RunError
+from incofl.methods.heterofl import HeteroFL
+from incofl.methods.noise import DeepNoise, UploadNoise
 from incofl.task import Score
+from incofl.tensors import Tensors
+from incofl.transform import Record, Stateless
 from tests.own import LanguageModel, Net, Segmenter, TwoInputs, points
+from tests.own import method as own_method
 from tests.shell import Shell
 
 SMALL = {
@@ -56,18 +62,88 @@ def test_own_tensors_model_and_method(tmp_path: Path) -> None:
     assert 'rule = "theorem"' in config
 
 
-def test_an_object_replaces_what_the_config_says(tmp_path: Path) -> None:
-    method = METHODS["heteroavg"].then(InCo(rule="theorem"))
-    with pytest.warns(UserWarning, match=r"config: ignored \[inco\]: the method is an object"):
-        config = make_config(
-            small(method="fedprox", inco={"rule": "released"}, prox={"mu": 1.0}),
-            method=method,
-            model=Net(),
-            data=data(),
-        )
+def test_an_object_replaces_what_the_config_says() -> None:
+    """But for options that the config sets: these are put into the parts that have them."""
+    method = METHODS["heteroavg"].then(InCo(rule="theorem", eps=1e-5))
+    values = small(method="fedprox", inco={"clip": 0.5}, prox={"mu": 1.0}, server={"lr": 0.5}, noise={"uploads": 0.1})
+    config = make_config(values, method=method, model=Net(), data=data())
     assert config.method == "object:heteroavg+inco"
-    assert build(config).method.transforms[-1] == InCo(rule="theorem")
-    assert make_config(config.to_dict(), **config.objects) == config  # which says the same as the object: no warning
+    built = build(config).method
+    assert built.transforms == (ServerSchedule(lr=0.5), InCo(rule="theorem", eps=1e-5, clip=0.5))
+    assert built.uploads == (UploadNoise(uploads=0.1),)
+    assert make_config(config.to_dict(), **config.objects) == config
+    assert make_config({"prox": {"mu": 0.7}}, method=METHODS["heteroprox"]).methods["prox"].mu == 0.7
+    with pytest.raises(ConfigError, match="config: unknown key 'scaled'"):
+        make_config({"scaled": {"factor": 1.0}}, method=method)
+
+
+def test_an_object_for_a_finished_config() -> None:
+    """What the config says differently than its own method applies, and nothing else of that method's options."""
+    config = make_config({"server": {"lr": 0.5}})
+    assert config.methods["inco"].rule == "released"
+    theorem = make_config(config, method=METHODS["heteroavg"].then(InCo(rule="theorem")))
+    assert (theorem.methods["inco"].rule, theorem.methods["server"].lr) == ("theorem", 0.5)
+    assert make_config(theorem) == theorem
+    assert make_config(make_config(method=own_method), method="heteroavg").method == "heteroavg"
+    with pytest.raises(ConfigError, match="unknown key 'scaled'"):
+        make_config(make_config({"scaled": {"factor": 0.25}}, method=own_method), method="heteroavg")
+
+
+def test_a_method_of_the_table_is_its_name() -> None:
+    by_name, by_object = (make_config(method=method) for method in ("incoavg", METHODS["incoavg"]))
+    assert by_name == by_object
+    assert by_name.digest() == by_object.digest()
+
+
+def test_parts_of_a_method_that_disagree() -> None:
+    method = dataclasses.replace(METHODS["heterofl"], client=HeteroFL(mask=False))
+    with pytest.raises(ConfigError, match=r"method: parts of heterofl have different \[heterofl\], expected the same"):
+        make_config(method=method)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "allsmall", "largestonly"])
+def test_inco_needs_one_server_model(name: str) -> None:
+    """Whether it is added by name or in Python."""
+    words = "expected one server model for all sizes, which this method does not have"
+    for transform in (InCo(), DeepNoise()):
+        with pytest.raises(ConfigError, match=words):
+            METHODS[name].then(transform)
+        with pytest.raises(ConfigError, match=words):
+            make_config({"method": f"{name}+{transform.name}"})
+        with pytest.raises(KeyError):
+            METHODS[f"{name}+{transform.name}"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale(Stateless):
+    """A transform without a section in a config."""
+
+    factor: float
+    name: str = "scale"
+
+    def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
+        return {key: self.factor * value for key, value in update.items()}, state, {"all": {"factor": self.factor}}
+
+
+def test_a_run_is_not_resumed_with_another_method(tmp_path: Path) -> None:
+    with Run(small(), tmp_path, model=Net, data=data(), method=METHODS["heteroavg"].then(Scale(0.5))) as run:
+        next(iter(run))
+    for factor in (0.1, 0.5):
+        method = METHODS["heteroavg"].then(Scale(factor))
+        again = Run(small(), tmp_path, model=Net, data=data(), method=method, resume=True, progress=False)
+        if factor == 0.5:
+            assert [row["round"] for row in again] == [2, 3]
+        else:
+            with pytest.raises(RunError, match="checkpoint of another config"):
+                list(again)
+
+
+def test_names_of_transforms(tmp_path: Path) -> None:
+    """None hides another key of a row, nor a part of a checkpoint."""
+    (row, *_) = incofl.run(small(), tmp_path, model=Net, data=data(), method="heteroavg", progress=False).history
+    for name in (*row, "metrics", "accuracy_on_nodes", "a/b"):
+        with pytest.raises(ConfigError, match=f"got a transform called '{name}', expected no key of metrics.jsonl"):
+            METHODS["heteroavg"].then(Scale(0.5, name=name))
 
 
 @pytest.mark.parametrize(("kind", "name"), [("data", "Data"), ("method", "Method"), ("task", "Task")])
@@ -118,6 +194,10 @@ def test_natural_clients(tmp_path: Path, form: str) -> None:
     assert (config.data.partition, config.num_clients) == ("natural", 5)
     parts = sorted(sorted(part.tolist()) for part in build(config).partition)
     assert parts == lists
+    fewer = build(make_config(small(data={"clients": 4}), model=Net, data=own)).partition
+    assert len(fewer) == 4
+    if form == "list":  # the first ones
+        assert [part.tolist() for part in fewer] == lists[:4]
     assert incofl.run(config, tmp_path, progress=False)["status"] == "done"
 
 
@@ -239,11 +319,66 @@ def test_segmentation(tmp_path: Path) -> None:
     assert set(result.history[-1]["metrics"]) == {"iou"}
 
 
+LOGITS = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+CASES = [  # outputs and targets, and where to cut them into parts that count 3 and 1 positions
+    ("classification", LOGITS.view(8, 3)[:5], torch.tensor([2, 1, 0, -100, 1]), 3),
+    ("next-token", LOGITS, torch.tensor([[1, 3, 2], [-100, 0, -100]]), 1),
+    ("segmentation", LOGITS[:, :, None, :3], torch.tensor([[[1, 0, 2]], [[-100, 2, -100]]]), 1),
+]
+
+
+@pytest.mark.parametrize(("name", "output", "target", "at"), CASES)
+def test_ignored_targets_count_nowhere(name: str, output: Tensor, target: Tensor, at: int) -> None:
+    """Parts that count different numbers of positions give the same as the whole; a part without any adds nothing."""
+    task, kept = incofl.TASKS[name], target != -100
+    logits = (output if name == "next-token" else output.movedim(1, -1))[kept]
+    whole = task.values(task.score(output, target))
+    assert whole["loss"] == pytest.approx(float(functional.cross_entropy(logits, target[kept])), rel=1e-6)
+    assert whole["accuracy"] == float((logits.argmax(1) == target[kept]).double().mean())
+    nothing = task.score(output[:1], torch.full_like(target[:1], -100))
+    parts = task.score(output[:at], target[:at]) + task.score(output[at:], target[at:]) + nothing
+    assert task.values(parts) == pytest.approx(whole, rel=1e-5)
+    assert task.count(target) == int(kept.sum()) < target.numel()
+
+
+def test_iou_leaves_ignored_pixels_out() -> None:
+    """Classes 0 0 1 taken for 0 1 1, as above, and a pixel that does not count, taken for 0."""
+    task = incofl.TASKS["segmentation"]
+    output = functional.one_hot(torch.tensor([[[0, 1, 1, 0]]]), 3).permute(0, 3, 1, 2).float()
+    assert task.values(task.score(output, torch.tensor([[[0, 0, 1, -100]]])))["iou"] == 0.5
+
+
+def test_regression_of_several_targets() -> None:
+    """Errors 1 to 6 of three examples with two targets each: means over all six."""
+    task, target = incofl.TASKS["regression"], torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    expected = {"rmse": math.sqrt(91 / 6), "mae": 3.5, "loss": 91 / 6}
+    assert task.values(task.score(torch.zeros(3, 2), target)) == pytest.approx(expected)
+    parts = task.score(torch.zeros(1, 2), target[:1]) + task.score(torch.zeros(2, 2), target[1:])
+    assert task.values(parts) == pytest.approx(expected)
+
+
+def test_a_batch_without_targets_and_a_rate_of_zero_are_part_of_a_run(tmp_path: Path) -> None:
+    """The cosine reaches 0 after two rounds; half of the examples have no target."""
+    x, y = points()
+    own = Data((x, y.masked_fill(torch.arange(len(y)) < 60, -100)), points(60, 1), classes=3)
+    local = SMALL["local"] | {"batch_size": 2, "schedule": "cosine", "decay_rounds": 2}  # type: ignore[operator]
+    for method in ("heteroavg", "heteroscaffold"):
+        config = small(rounds=4, local=local, method=method, data={"clients": 6, "partition": "iid"})
+        with Run(config, tmp_path / method, model=Net, data=own, progress=False) as run:
+            rows, before = [], run.server.shared
+            for row in run:
+                rows.append(row)
+                moved = any(not torch.equal(run.server.shared[name], before[name]) for name in before)
+                assert moved == (row["round"] <= 2)
+                before = run.server.shared
+        assert all(row["loss"] is not None and row["rejected"] == [] for row in rows)
+
+
 def test_totals_of_a_metric_can_be_a_single_number() -> None:
     most = Task(functional.mse_loss, {"sum": Metric(lambda output, target: output.sum(), float)})
     score = sum((most.score(torch.full((2,), x), torch.zeros(2)) for x in (1.0, 2.0)), Score())
     assert most.values(score)["sum"] == 6.0
-    assert score + Score() == score
+    np.testing.assert_equal((score + Score()).totals, score.totals)
 
 
 def test_own_task_from_a_mean(tmp_path: Path) -> None:
@@ -278,6 +413,8 @@ def test_names_from_a_config(tmp_path: Path) -> None:
     )
     config = load_config(path)
     federation = build(config)
+    scaled = build(load_config(path, ["server.lr=0.25", "noise.uploads=0.5"])).method
+    assert (scaled.transforms, scaled.uploads) == ((ServerSchedule(lr=0.25),), (UploadNoise(uploads=0.5),))
     assert federation.model.layout.shapes["stem.weight"] == (8, 6)
     assert federation.method.client.factor == 0.25  # type: ignore[attr-defined]
     result = incofl.run(path, tmp_path / "run", progress=False)

@@ -56,13 +56,27 @@ def test_mistakes(values: dict[str, Any], message: str) -> None:
 
 
 def test_tables() -> None:
-    assert from_table(Shape, {"sides": 6}, "shape") == Shape(sides=6)
+    assert from_table(Shape(), {"sides": 6}, "shape") == Shape(sides=6)
     with pytest.raises(ConfigError, match="config: unknown key 'shape\\.side'; did you mean 'sides'"):
-        from_table(Shape, {"side": 6}, "shape")
+        from_table(Shape(), {"side": 6}, "shape")
     with pytest.raises(ConfigError, match="shape: got 3, expected a table such as \\[shape\\]"):
-        from_table(Shape, 3, "shape")
+        from_table(Shape(), 3, "shape")
 
 
 def test_types_in_words() -> None:
     assert expected(Annotated[float, Gt(0), Lt(1)]) == "a number > 0 and < 1"
     assert expected(int | None) == "a whole number or 'none'"
+
+
+def test_a_subclass_keeps_the_checks_of_its_base() -> None:
+    @options("solid")
+    class Solid(Shape):
+        """With one more value."""
+
+        height: Annotated[float, Gt(0)] = 1.0
+
+    assert Solid(height=2).height == 2.0
+    with pytest.raises(ConfigError, match="no red triangles"):
+        Solid(colour="red", sides=3)
+    with pytest.raises(ConfigError, match=r"solid\.height: got 0, expected a number > 0"):
+        Solid(height=0)

@@ -4,25 +4,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from incofl.analysis.analyze import analyze
     from incofl.client import ClientRule, Local, LocalSettings, Upload
     from incofl.config import Config, load_config, make_config
     from incofl.data import Data
-    from incofl.engine.load import load_model
     from incofl.engine.round import run_round
-    from incofl.engine.run import Result, Run, run
+    from incofl.engine.run import Result, Run, load_model, run
     from incofl.inco import InCo, mix
     from incofl.layout import Axes, Axis, Layout
     from incofl.method import Method, ServerRule
     from incofl.methods import METHODS
     from incofl.methods.server_optimizers import ServerAdam, ServerMomentum, ServerSchedule, ServerYogi
     from incofl.models import make_model
+    from incofl.report.page import write_report
+    from incofl.studies.compare import compare
     from incofl.task import TASKS, Metric, Task
     from incofl.transform import Context
 
 __all__ = ["METHODS", "TASKS", "Axes", "Axis", "ClientRule", "Config", "Context", "Data", "InCo", "Layout", "Local"]
 __all__ += ["LocalSettings", "Method", "Metric", "Result", "Run", "ServerAdam", "ServerMomentum", "ServerRule"]
-__all__ += ["ServerSchedule", "ServerYogi", "Task", "Upload", "load_config", "load_model", "make_config", "make_model"]
-__all__ += ["mix", "run", "run_round"]
+__all__ += ["ServerSchedule", "ServerYogi", "Task", "Upload", "analyze", "compare", "load_config", "load_model"]
+__all__ += ["make_config", "make_model", "mix", "run", "run_round", "write_report"]
 # Where the public names are: imported when they are first used, so that the command line starts at once.
 _PLACES = {
     "methods": "METHODS",
@@ -34,11 +36,13 @@ _PLACES = {
     "data": "Data",
     "inco": "InCo mix",
     "method": "Method ServerRule",
-    "engine.run": "Result Run run",
+    "engine.run": "Result Run load_model run",
     "methods.server_optimizers": "ServerAdam ServerMomentum ServerSchedule ServerYogi",
-    "engine.load": "load_model",
     "models": "make_model",
     "engine.round": "run_round",
+    "studies.compare": "compare",
+    "analysis.analyze": "analyze",
+    "report.page": "write_report",
 }
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names.split()}
 __version__ = "0.2.0"

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from incofl.inputs import Inputs
 from incofl.options import options
 from incofl.split.slices import Index
 from incofl.task import Task
+from incofl.tensors import Inputs
 
 
 @options("anchor")

@@ -1,6 +1,6 @@
 """A client's turn: the only local training loop, with its hooks, and the evaluation of a model."""
 
-import dataclasses
+import copy
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from incofl.anchor import SmallestPath
 from incofl.errors import ConfigError
 from incofl.imports import load_attribute
-from incofl.inputs import Inputs, call
 from incofl.layout import Layout, frozen_entries, frozen_norms
 from incofl.options import options
 from incofl.schedule import Schedule
 from incofl.split import Slice
 from incofl.task import CLASSIFICATION, Score, Task
-from incofl.tensors import Tensors, clone
+from incofl.tensors import Inputs, Tensors, call, clone
 
 Batch = tuple[Any, Tensor]  # inputs and targets
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
@@ -31,7 +30,9 @@ class LocalSettings(Schedule):
 
     epochs: Annotated[int, Ge(1), Lt(2**31)] = 5  # passes over the client's data in a round
     batch_size: Annotated[int, Ge(2), Lt(2**31)] = 64  # examples per step
-    optimizer: str = "adam"  # ``adam``, ``adamw``, ``sgd``, or your own as ``package.module:attribute``
+    # ``adam``, ``adamw``, ``sgd``, or your own as ``package.module:attribute``, which gets ``lr``, and those of
+    # ``momentum``, ``nesterov`` and ``weight_decay`` that are not at their defaults here
+    optimizer: str = "adam"
     lr: Annotated[float, Gt(0)] = 1e-3  # learning rate
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9  # momentum of SGD
     nesterov: bool = False  # whether the momentum of SGD is Nesterov's
@@ -47,15 +48,22 @@ class LocalSettings(Schedule):
             raise ConfigError("local.nesterov: got true, expected local.momentum > 0 with it")
 
     def in_round(self, round: int) -> Self:
-        """The settings with the learning rate of a round."""
-        return dataclasses.replace(self, lr=self.lr * self.factor(round))
+        """The settings with the learning rate of a round, which may be 0 at the end of a schedule."""
+        scheduled = copy.copy(self)
+        vars(scheduled).update(
+            lr=self.lr * self.factor(round)
+        )  # unchecked: 0 cannot be set, but is a turn all the same
+        return scheduled
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """A new optimiser for every turn: clients keep no optimiser state between rounds."""
         built_in = OPTIMIZERS.get(self.optimizer)
         factory = built_in or load_attribute(self.optimizer, "local.optimizer")
+        chosen = ["lr", "momentum", "nesterov", "weight_decay"]
+        if not built_in:  # it has defaults of its own
+            chosen = [key for key in chosen if key == "lr" or getattr(self, key) != getattr(LocalSettings, key)]
         known = inspect.signature(factory).parameters
-        wanted = {key: getattr(self, key) for key in ("lr", "momentum", "nesterov", "weight_decay") if key in known}
+        wanted = {key: getattr(self, key) for key in chosen if key in known}
         made = factory(parameters, **wanted, **({"fused": True} if built_in else {}))
         if not isinstance(made, torch.optim.Optimizer):
             kind = type(made).__name__
@@ -85,7 +93,7 @@ class Upload:
     buffers: Tensors = field(default_factory=dict)  # their new values
     examples: int = 0
     steps: int = 0  # of the optimiser
-    loss: float = 0.0  # mean over the examples of all epochs
+    loss: float = 0.0  # mean over the targets of all epochs
     extra: Tensors = field(default_factory=dict)  # what the method uploads in addition
     memory: Tensors = field(default_factory=dict)  # stays with the client for its next turn; no server rule may read it
     labels: Tensor | None = None  # as in ``ClientInput``
@@ -199,8 +207,10 @@ def train(
     parameters = local.parameters
     optimizer = local.settings.make_optimizer(parameters.values())
     rule.begin(local)
-    total, examples = torch.zeros(()), 0
+    total, counted = torch.zeros(()), 0
     for x, y in batches:
+        if not (count := task.count(y)):
+            continue  # nothing to learn from: the loss, a mean over nothing, would be NaN
         loss = rule.loss(local, x, y)
         if smallest is not None and (added := smallest.loss(model, task, x, y, local.steps)) is not None:
             loss = loss + added
@@ -212,18 +222,16 @@ def train(
         optimizer.step()
         rule.correct(local)
         local.steps += 1
-        total += loss.detach() * len(y)
-        examples += len(y)
+        total += loss.detach() * count
+        counted += count
+    update = {name: value.sub_(given.state[name].cpu()) for name, value in clone(parameters).items()}
     with torch.no_grad():
-        update = clone(parameters)
-        for name in parameters:
-            update[name].sub_(given.state[name].cpu())
         extra, memory = (clone(values) for values in rule.finish(local, update))
     return Upload(
         update=update,
         buffers=clone(changing_buffers(model, given.state)),
         steps=local.steps,
-        loss=float(total) / max(examples, 1),
+        loss=float(total) / max(counted, 1),
         extra=extra,
         memory=memory,
         normaliser=rule.normaliser(settings, local.steps),

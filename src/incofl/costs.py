@@ -10,17 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from incofl.client import LocalSettings
 from incofl.config import read_toml
 from incofl.errors import ConfigError, nearest
-from incofl.inputs import Inputs, call, map_inputs
 from incofl.method import Method
 from incofl.models import Model
 from incofl.server import Server
 from incofl.split import Slice, Splitter, submodel
+from incofl.tensors import Inputs, call, map_inputs
 
 PLAIN = Method("plain")
 # The limits of a device, each with the units in which it can be written, and the decimal prefixes of units.
@@ -106,13 +105,10 @@ def unroll(module: nn.Module) -> None:
 
 def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     time = x.dim() - 2 if layer.batch_first else 0
-    for number in range(layer.num_layers):
-        w_x, w_h, *biases = layer.all_weights[number]
-        before = x.new_empty(*x.shape[:-1], layer.hidden_size)
-        gates = functional.linear(x, w_x, *biases[:1]) + functional.linear(before, w_h, *biases[1:])
-        i, f, g, o = gates.chunk(4, -1)
-        c = f.sigmoid() * torch.empty_like(before) + i.sigmoid() * g.tanh()
-        x = o.sigmoid() * c.tanh()
+    for weights in layer.all_weights:
+        inputs = x.flatten(0, -2)
+        before = inputs.new_empty(len(inputs), layer.hidden_size), inputs.new_empty(len(inputs), layer.hidden_size)
+        x = torch.lstm_cell(inputs, before, *weights)[0].view(*x.shape[:-1], -1)
     last = torch.stack([x.select(time, -1)] * layer.num_layers)  # states and cells have the same shape
     return x, (last, last)
 
@@ -169,17 +165,16 @@ def assign(devices: list[DeviceClass], levels: list[Cost]) -> list[int]:
 def load_devices(path: Path) -> list[DeviceClass]:
     """Reads the device classes of a TOML file."""
     tree = read_toml(path)
-    entries = tree.get("device")
+    entries: Any = tree.get("device")
     if isinstance(entries, dict):
         raise ConfigError(f"{path}: got a table [device], expected an array of tables: write [[device]]")
-    if set(tree) != {"device"} or not isinstance(entries, list) or not entries:
+    tables = isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)
+    if not tables or len(tree) > 1:
         raise ConfigError(f"{path}: expected [[device]] tables and nothing else, got {sorted(tree) or 'an empty file'}")
     return [_device(entry, f"{path}: device {number}") for number, entry in enumerate(entries, start=1)]
 
 
-def _device(entry: Any, where: str) -> DeviceClass:
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{where}: got {entry!r}, expected a [[device]] table")
+def _device(entry: Mapping[str, Any], where: str) -> DeviceClass:
     if unknown := [key for key in entry if key not in ("name", "count", *_UNITS)]:
         raise ConfigError(f"{where}: unknown key {unknown[0]!r}{nearest(unknown[0], ('name', 'count', *_UNITS))}")
     name, count = entry.get("name"), entry.get("count")

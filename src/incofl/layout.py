@@ -7,7 +7,7 @@ from functools import cached_property
 from torch import nn
 
 from incofl.errors import LayoutError
-from incofl.inputs import Inputs
+from incofl.tensors import Inputs
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,13 @@ class Layout:
         perhaps with the rows of each, that end the residual branches of a block: with zeros there it is the identity.
         """
         state = module.state_dict()
-        layers = {
-            name: (*axes.get(name.rpartition(".")[0], ()), *[None] * value.dim()) for name, value in state.items()
-        }
+        layers = {name: axes.get(name.rpartition(".")[0], ()) for name in state}
         frozen = frozen_entries(module) & state.keys()
         parameters = {name for name, _ in module.named_parameters()}
         if tied := {name for name, _ in module.named_parameters(remove_duplicate=False)} - parameters:
             raise LayoutError(f"layout: {min(tied)!r} is the same tensor as another parameter; untie them first")
         return cls(
-            axes={name: axes.get(name, layers[name][: value.dim()]) for name, value in state.items()},
+            axes={n: axes.get(n, (*layers[n], *[None] * x.dim())[: x.dim()]) for n, x in state.items()},
             shapes={name: tuple(value.shape) for name, value in state.items()},
             stages=tuple(tuple(stage) for stage in stages),
             shallow=dict(shallow),
@@ -156,10 +154,8 @@ class Layout:
             for block in stage:  # from shallow to deep
                 for name, shape in self.shapes.items():
                     if self.block_of[name] == block and name in self.parameters and len(shape) >= 2:
-                        reference = first.setdefault(key(block, name), name)
-                        if reference != name:
-                            pairs[name] = reference
-        return pairs
+                        pairs[name] = first.setdefault(key(block, name), name)
+        return {name: reference for name, reference in pairs.items() if name != reference}
 
 
 def frozen_norms(module: nn.Module) -> dict[str, nn.Module]:

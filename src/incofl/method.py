@@ -23,6 +23,8 @@ from incofl.transform import SHARED, Context, UpdateTransform
 
 Weighting = Literal["uniform", "samples"]
 BufferPolicy = Literal["average", "per-level", "static"]  # all share one; each level its own; measured when evaluated
+ROW_KEYS = frozenset({"round", "accuracy", "accuracy_by_level", "accuracy_on_nodes", "metrics", "loss", "test_loss"})
+ROW_KEYS |= {"clients", "nodes", "rejected", "bytes_up", "bytes_down", "seconds"}  # what a round records anyway
 UploadTransform = Callable[[Upload, Context], Upload]  # may use the memory of the given upload
 
 
@@ -121,8 +123,15 @@ class Method:
 
     def __post_init__(self) -> None:
         names = [transform.name for transform in self.transforms]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"method: two transforms of {self.name} have the name {twice[0]!r}, expected one of each")
+        for transform in self.transforms:
+            name = transform.name
+            if names.count(name) > 1:
+                raise ConfigError(f"method: two transforms of {self.name} have the name {name!r}, expected one of each")
+            if "/" in name or name in ROW_KEYS:
+                raise ConfigError(f"method: got a transform called {name!r}, expected no key of metrics.jsonl and no /")
+            if getattr(transform, "needs_shared_model", False) and (self.server.separate or self.level != "own"):
+                hint = "expected one server model for all sizes, which this method does not have"
+                raise ConfigError(f"method: got {self.name!r}, {hint}: {name} mixes or disturbs its layers")
 
     def then(self, transform: UpdateTransform) -> "Method":
         """This method with one more update transform."""
@@ -154,10 +163,14 @@ class Method:
     @property
     def options(self) -> dict[str, Any]:
         """The options of all parts, or of their fields, by the name of their section in a config."""
-        parts = [self.split, self.client, self.server, *self.uploads, *self.transforms]
+        parts: list[Any] = [self.split, self.client, self.server, *self.uploads, *self.transforms]
         parts += [self.anchor] if self.anchor.on else []
-        values = [value for part in parts for value in (part, *_fields(part).values())]
-        return {value.section: value for value in values if has_options(value)}
+        values = [value for part in parts for value in (part, *_fields(part).values()) if has_options(value)]
+        found = {value.section: value for value in values}
+        for value in values:
+            if value != found[value.section]:
+                raise ConfigError(f"method: parts of {self.name} have different [{value.section}], expected the same")
+        return found
 
     def with_options(self, chosen: Mapping[str, Any]) -> "Method":
         """This method with other options, by the name of their section; sections of other methods are ignored."""
@@ -175,5 +188,4 @@ class Method:
 
 
 def _fields(part: Any) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
-    return {name: getattr(part, name) for name in names}
+    return {f.name: getattr(part, f.name) for f in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else {}

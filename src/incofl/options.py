@@ -22,7 +22,7 @@ def options(section: str) -> Callable[[type[T]], type[T]]:
     """
 
     def decorate(cls: Any) -> Any:
-        own_check = cls.__dict__.get("__post_init__")
+        own_check = getattr(cls, "__post_init__", None)  # or that of a base
 
         def check(self: Any) -> None:
             for name, value in _checked_values(self).items():
@@ -41,15 +41,15 @@ def has_options(part: object) -> bool:
     return bool(getattr(part, "section", ""))
 
 
-def from_table(cls: type[T], table: Any, section: str) -> T:
-    """Options from the values of a config's table."""
+def from_table(base: T, table: Any, section: str) -> T:
+    """Options with the values of a config's table instead of some of their own."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{section}: got {table!r}, expected a table such as [{section}]")
-    names = [field.name for field in dataclasses.fields(cast(Any, cls))]
+    names = [field.name for field in dataclasses.fields(cast(Any, base))]
     for key in table:
         if key not in names:
             raise ConfigError(f"config: unknown key {f'{section}.{key}'!r}{nearest(key, names)}")
-    return cls(**table)
+    return dataclasses.replace(cast(Any, base), **table)  # type: ignore[no-any-return]
 
 
 def _checked_values(part: Any) -> dict[str, Any]:

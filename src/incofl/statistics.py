@@ -40,11 +40,21 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A difference between two methods, paired by seed."""
+class Estimate:
+    """A mean over seeds with the half width of its 95 % confidence interval, which is unknown for one seed."""
 
     mean: float
-    half_width: float | None  # of the 95 % confidence interval of the mean; unknown for one seed
+    half_width: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate":
+        return cls(*mean_and_half_width(values))
+
+
+@dataclass(frozen=True)
+class Difference(Estimate):
+    """A difference between two methods, paired by seed."""
+
     wins: int  # number of seeds in which the first method is better
     visible_from: float | None = None  # smallest true difference that these seeds find with 80 % power
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from incofl.errors import ConfigError, nearest
 from incofl.imports import load_attribute
@@ -67,16 +67,11 @@ class Task:
         return torch.tensor([float(mean(output, target)) * count if count else 0.0, count], dtype=torch.float64)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Score:
     """Totals of the metrics of a task, as arrays, which processes can exchange; those of parts of a test set add up."""
 
     totals: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Score) or self.totals.keys() != other.totals.keys():
-            return False
-        return all(np.array_equal(total, other.totals[name]) for name, total in self.totals.items())
 
     def __add__(self, other: "Score") -> "Score":
         names = {**self.totals, **other.totals}
@@ -136,25 +131,19 @@ _LABELS = {"accuracy": _LABEL_ACCURACY, "f1": Metric(_label_confusion, _f1, perc
 _PIXELS = {"accuracy": _ACCURACY, "iou": Metric(_confusion, _mean_iou, percent=True)}
 _TOKENS = {"accuracy": Metric(lambda o, t: _right_classes(o.transpose(1, -1), t), percent=True)}
 
-CLASSIFICATION = Task(functional.cross_entropy, {"accuracy": _ACCURACY}, "classification", classes=True, count=_counted)
-TASKS: dict[str, Task] = {
-    "classification": CLASSIFICATION,
-    "multilabel": Task(
-        lambda o, t: functional.binary_cross_entropy_with_logits(_aligned(o, t), t.float()), _LABELS, "multilabel"
-    ),
-    "regression": Task(lambda o, t: functional.mse_loss(_aligned(o, t), t), _ERRORS, "regression"),
-    "next-token": Task(
-        lambda o, t: functional.cross_entropy(o.transpose(1, -1), t), _TOKENS, "next-token", count=_counted
-    ),
-    "segmentation": Task(functional.cross_entropy, _PIXELS, "segmentation", count=_counted),
-}
+CLASSIFICATION = Task(cross_entropy, {"accuracy": _ACCURACY}, "classification", classes=True, count=_counted)
+_OTHERS = (
+    Task(lambda o, t: binary_cross_entropy_with_logits(_aligned(o, t), t.float()), _LABELS, "multilabel"),
+    Task(lambda o, t: mse_loss(_aligned(o, t), t), _ERRORS, "regression"),
+    Task(lambda o, t: cross_entropy(o.transpose(1, -1), t), _TOKENS, "next-token", count=_counted),
+    Task(cross_entropy, _PIXELS, "segmentation", count=_counted),
+)
+TASKS: dict[str, Task] = {task.name: task for task in (CLASSIFICATION, *_OTHERS)}
 
 
 def find_task(name: str) -> Task:
     """The task of that name, or one of your own named ``package.module:attribute``."""
-    if ":" in name:
-        task: Task = load_attribute(name, "task.name", Task)
-        return task
-    if name not in TASKS:
+    task: Task | None = load_attribute(name, "task.name", Task) if ":" in name else TASKS.get(name)
+    if task is None:
         raise ConfigError(f"task.name: got {name!r}{nearest(name, TASKS)}")
-    return TASKS[name]
+    return task

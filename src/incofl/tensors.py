@@ -1,12 +1,15 @@
-"""Algebra of named tensors. Models, updates and slices are all ``dict[str, Tensor]``: by name, never by position."""
+"""Models, updates and slices are dicts of tensors, by name, never by position; inputs of models may be tuples, too."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+_T = TypeVar("_T")
 Tensors = dict[str, Tensor]
+Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]  # of a model
 
 
 def memory_format(dims: int) -> torch.memory_format:
@@ -42,6 +45,29 @@ def num_bytes(a: Mapping[str, Tensor]) -> int:
 
 def all_finite(a: Mapping[str, Tensor]) -> bool:
     """Whether no element is NaN or infinite."""
-    # A sum is one cheap pass, and is finite only if all elements are; the exact test settles an overflow.
-    floats = [value for value in a.values() if value.is_floating_point()]
-    return all(bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all()) for value in floats)
+    return all(bool(torch.isfinite(value).all()) for value in a.values())
+
+
+def map_inputs(f: Callable[[Tensor], _T], inputs: Inputs) -> _T | tuple[_T, ...] | dict[str, _T]:
+    """Applies a function to every tensor of the inputs."""
+    if isinstance(inputs, tuple):
+        return tuple(f(value) for value in inputs)
+    if isinstance(inputs, dict):
+        return {name: f(value) for name, value in inputs.items()}
+    return f(inputs)
+
+
+def call(model: Callable[..., Any], inputs: Inputs) -> Any:
+    """Calls a model with ``x``, ``*inputs`` or ``**inputs``; returns the ``logits`` of an output that has them."""
+    if isinstance(inputs, dict):
+        output = model(**inputs)
+    else:
+        output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    return getattr(output, "logits", output)
+
+
+def num_examples(inputs: Inputs) -> int:
+    """Number of examples in a batch of inputs."""
+    if isinstance(inputs, dict):
+        inputs = tuple(inputs.values())
+    return len(inputs[0] if isinstance(inputs, tuple) else inputs)

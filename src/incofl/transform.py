@@ -1,4 +1,4 @@
-"""Update transforms: pure functions of the aggregated update, chained, with state that is checkpointed."""
+"""Update transforms: chained functions of the aggregated update, which they may change in place, with saved state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,10 @@ class Context:
 
 
 class UpdateTransform(Protocol):
-    """A function of the aggregated update, applied on the server before the update is added."""
+    """A function of the aggregated update, applied on the server before the update is added.
+
+    With an attribute ``needs_shared_model = True`` it is refused for methods whose levels share no model.
+    """
 
     @property
     def name(self) -> str:

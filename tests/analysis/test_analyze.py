@@ -5,15 +5,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from incofl import METHODS, InCo, ServerMomentum, analyze, compare, write_report
 from incofl.analysis.clients import Member
 from incofl.analysis.features import own_neighbours, three_sizes
+from incofl.engine.federation import Federation
 from incofl.engine.run import run as run_federation
 from tests.federations import tiny_config
+from tests.own import Net, data
 from tests.shell import Shell
 from tests.texts import text_config, write_shakespeare
 
@@ -101,15 +105,16 @@ def test_what_cannot_be_analysed_is_said(tmp_path: Path, incofl: Shell) -> None:
 def test_a_run_that_recorded_no_rounds_says_so_and_gets_the_other_analyses(tmp_path: Path, incofl: Shell) -> None:
     run_federation(tiny_config("method=incoavg", "data.limit=120", "rounds=2"), tmp_path / "mine", progress=False)
     code, out, err = incofl("analyze", tmp_path / "mine", *FEW)
-    assert code == 2
-    assert err.count("\n") == 1
-    assert err.startswith(f"incofl: {tmp_path}/mine: no states of two consecutive rounds were recorded")
-    assert "record.every=1" in err
+    assert (code, err) == (0, "")
+    said = f"not analysed: updates: {tmp_path}/mine: no states of two consecutive rounds were recorded"
+    assert said in " ".join(out.split())
+    assert "record.every=1" in out
     assert "environments" not in out  # nobody asked for two settings
     made = {"similarity.png", "similarity-heatmaps.png", "similarity-accuracy.png", "features.png", "coefficients.png"}
     assert pictures(tmp_path / "mine" / "analysis") == made - {"similarity-accuracy.png"}
     code, _, err = incofl("analyze", tmp_path / "mine", "--only", "updates")
     assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"incofl: {tmp_path}/mine: no states of two consecutive rounds were recorded")
 
 
 OWN = """
@@ -154,6 +159,31 @@ def test_own_model_and_data_of_another_task(tmp_path: Path, incofl: Shell, monke
     assert found["history"][-1]["accuracy"] == row["accuracy"] > 0
     assert found["history"][-1]["client_accuracy"] > 0
     assert {"similarity.png", "updates.png"} <= pictures(tmp_path / "run" / "analysis")
+
+
+def test_runs_from_objects(tmp_path: Path, incofl: Shell) -> None:
+    """A comparison of objects is analysed and reported with the same objects, and refused without them."""
+    own: dict[str, Any] = {"model": lambda: Net(blocks=4), "data": data}
+    theorem = METHODS["heteroavg"].then(InCo(rule="theorem"))
+    config = {"rounds": 2, "cohort": 4, "data": {"clients": 6}, "split": {"levels": 2}, "record": {"every": 1}}
+    compare([theorem, "heteroavg"], config, tmp_path, seeds=1, **own, progress=False)
+    code, _, err = incofl("analyze", tmp_path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "this run was made from an object in Python" in err
+    told: list[object] = []
+    other = METHODS["heteroavg"].then(ServerMomentum())  # of no run here
+    found = analyze(tmp_path, clients=4, examples=40, method=[other, theorem], watch=told.append, **own)
+    assert [one for one in told if not isinstance(one, str)] == found
+    assert [one.title.partition(" ")[0] for one in found] == ["CKA", "features", "updates:", "updates", "what"]
+    mixed = json.loads((tmp_path / "heteroavg+inco-s0" / "analysis" / "coefficients.json").read_text())
+    assert mixed["kind"] == "inco"
+    assert {"similarity.json", "cross_environment.json"} <= {path.name for path in (tmp_path / "analysis").iterdir()}
+    only = analyze([tmp_path / "heteroavg-s0"], only=["similarity"], clients=4, examples=40, **own)
+    assert [path.name for path in only[0].files][:2] == ["similarity.json", "similarity.png"]
+    page = tmp_path / "page.html"
+    groups = write_report(tmp_path, page, method=theorem, **own)
+    assert [isinstance(run.federation_or_reason, Federation) for run in groups.runs] == [True, True]
+    assert [isinstance(run.federation_or_reason, str) for run in write_report([tmp_path], page).runs] == [True, True]
 
 
 @pytest.mark.parametrize(("module", "package"), [("matplotlib", "matplotlib"), ("sklearn", "sklearn")])

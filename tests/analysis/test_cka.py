@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from incofl.analysis.cka import cka_matrix, debiased_matrix, gram
+from incofl.analysis.similarity import cka_matrix, debiased_matrix, gram
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError
 from incofl.methods.moon import with_features
@@ -102,7 +102,7 @@ def test_float32_features_are_computed_with_in_float64() -> None:
 def test_columns_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = related(30, 101, 40, offset=1000)
     expected = linear_cka(x, y)
-    monkeypatch.setattr("incofl.analysis.cka.COLUMNS", 7)
+    monkeypatch.setattr("incofl.analysis.similarity.COLUMNS", 7)
     assert linear_cka(x, y) == pytest.approx(expected, abs=1e-10)
 
 

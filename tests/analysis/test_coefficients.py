@@ -93,5 +93,5 @@ def test_figures_and_numbers_of_runs(runs: dict[str, RecordedRun], tmp_path: Pat
     assert numbers["rounds"] == [1, 2, 3]
     assert len(numbers["norm_of_change"]["values"]) == 3
     assert [line[1] for line in found.table[1:]] == ["InCo", "InCo without optimisation", "noise"]
-    with pytest.raises(RunError, match="without InCo and without noise"):
+    with pytest.raises(RunError, match="no run has InCo or noise"):
         figures([runs["plain"]], tmp_path)

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from incofl.analysis.analyze import NotRecordedError
-from incofl.analysis.cka import cka_matrix, gram
 from incofl.analysis.environments import compare_updates, normalised, relations
 from incofl.analysis.environments import figures as cross_environment
 from incofl.analysis.layers import Layers, groups_of
 from incofl.analysis.runs import RecordedRun
+from incofl.analysis.similarity import cka_matrix, gram
 from incofl.analysis.updates import (
     describe,
     figures,
@@ -265,7 +264,7 @@ def test_in_the_first_round_separate_levels_move_as_shared_ones(recorded: dict[s
 
 
 def test_states_of_consecutive_rounds_are_needed(recorded: dict[str, RecordedRun]) -> None:
-    with pytest.raises(NotRecordedError, match=r"no states of two consecutive rounds .* record\.every=1"):
+    with pytest.raises(RunError, match=r"no states of two consecutive rounds .* record\.every=1"):
         update_rounds(recorded["sparse"])
 
 

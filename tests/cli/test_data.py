@@ -7,8 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from incofl.data import DATASETS, Data, Examples, Tokens
+from incofl.data import DATASETS, Data, Examples
 from incofl.data.pictures import draw, mosaic
+from incofl.data.pipeline import Tokens
 from tests.hub import serve_small_svhn
 from tests.shell import Shell
 

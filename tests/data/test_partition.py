@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incofl.data import make_partition, natural_partition
+from incofl.data.partition import make_partition, natural_partition
 from incofl.errors import DataError
 
 LABELS = torch.arange(5_000) % 10

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 from incofl.client import LocalSettings
-from incofl.data import DATASETS, Examples, ImagePipeline, eval_batches, local_batches
-from incofl.data.pipeline import cutout, random_crop, random_resized_crop
+from incofl.data import DATASETS, Examples
+from incofl.data.pipeline import ImagePipeline, cutout, eval_batches, local_batches, random_crop, random_resized_crop
 
 
 def rng(seed: int = 0) -> torch.Generator:

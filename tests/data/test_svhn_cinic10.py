@@ -12,7 +12,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from incofl.config import load_config
-from incofl.data import DATASETS, ImagePipeline
+from incofl.data import DATASETS
+from incofl.data.pipeline import ImagePipeline
 from incofl.errors import DataError, IncoflError
 
 SIZES = (20, 10)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from incofl.data import Data, VirtualPartition, find_source, make_partition, natural_partition
+from incofl.data import Data, find_source
+from incofl.data.partition import VirtualPartition, make_partition, natural_partition
 from incofl.data.texts import CHARACTER_TOKENS, CHARACTERS, encode, halves_of_reviews, speeches, word_examples
 from incofl.errors import DataError
 from tests.sources import load_dataset

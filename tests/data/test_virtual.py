@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from incofl.data import VirtualPartition
+from incofl.data.partition import VirtualPartition
 from incofl.engine.federation import ClientLevels
 from tests.federations import run_rounds, tiny_federation
 

@@ -11,7 +11,6 @@ import incofl
 from incofl.engine.backend import make_executor
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
-from incofl.engine.load import load_model
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.worker import Worker, layout_of
 from incofl.errors import ConfigError
@@ -76,7 +75,7 @@ def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
     incofl.run(config, tmp_path / "eager")
     compiled = dataclasses.replace(config, engine=dataclasses.replace(config.engine, compile=True))
     incofl.run(compiled, tmp_path / "compiled")
-    eager, fused = (load_model(tmp_path / name).state_dict() for name in ("eager", "compiled"))
+    eager, fused = (incofl.load_model(tmp_path / name).state_dict() for name in ("eager", "compiled"))
     for name, value in eager.items():
         torch.testing.assert_close(fused[name], value, rtol=1e-3, atol=1e-5)
 

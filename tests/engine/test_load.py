@@ -7,7 +7,7 @@ import torch
 
 import incofl
 from incofl.config import Config
-from incofl.engine.progress import Silent
+from incofl.engine.progress import Progress
 from incofl.engine.run_folder import Row
 from incofl.errors import ConfigError, RunError
 from tests.federations import tiny_config, tiny_federation
@@ -64,7 +64,7 @@ def test_static_statistics_of_a_level_that_nobody_trains(tmp_path: Path) -> None
 def stop_after(rounds: int, config: Config, folder: Path) -> None:
     """Interrupts a run when so many rounds are finished."""
 
-    class Impatient(Silent):
+    class Impatient(Progress):
         def finished_round(self, row: Row) -> None:
             if row["round"] == rounds:
                 raise KeyboardInterrupt

@@ -54,6 +54,16 @@ class Tampering:
             lambda u: {"update": u.update | {"fc.bias": torch.tensor([-1e20, *[0.0] * 9])}},
             "its update of 'fc.bias' has values up to 1.0e+20, expected a norm of at most 1e+15",
         ),
+        (
+            lambda u: {
+                "buffers": u.buffers | {"bn1.running_mean": torch.full_like(u.buffers["bn1.running_mean"], 3e38)}
+            },
+            "its buffer 'bn1.running_mean' has values up to 3.0e+38, expected a norm of at most 1e+15",
+        ),
+        (
+            lambda u: {"buffers": u.buffers | {"bn1.num_batches_tracked": torch.tensor(2**62)}},
+            "its buffer 'bn1.num_batches_tracked' has values up to 4.6e+18",
+        ),
         (lambda u: {"extra": {"fc.bias": torch.full((10,), 1e15)}}, "has values up to 1.0e+15, expected a norm of"),
         (lambda u: {"update": u.update | {"fc.bias": torch.zeros(1)}}, r"'fc.bias' has shape (1,)"),
         (lambda u: {"update": u.update | {"extra": torch.zeros(1)}}, "'extra' is not in its slice"),
@@ -128,6 +138,16 @@ def test_schedule_is_a_function_of_seed_and_round() -> None:
     assert len({tuple(cohort) for cohort in cohorts}) > 20
     other = tiny_federation("cohort=0.4", "seed=1")
     assert cohorts != [[job.client for job in other.schedule(round, 4)] for round in range(30)]
+
+
+def test_only_clients_of_the_largest_level_take_part_and_train_it() -> None:
+    """Of three levels: neither the middle one nor a smaller model."""
+    federation = tiny_federation("method=largestonly")
+    largest = [client for client in range(10) if federation.levels[client] == 2]
+    assert 0 < len(largest) < sum(federation.levels[client] >= 1 for client in range(10))
+    jobs = federation.schedule(0, 10)
+    assert sorted(job.client for job in jobs) == largest
+    assert {job.level for job in jobs} == {2}
 
 
 def test_longest_turn_first() -> None:

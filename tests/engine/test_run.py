@@ -16,7 +16,7 @@ import pytest
 import incofl
 from incofl.client import ClientRule, Local
 from incofl.config import Config, load_config
-from incofl.engine.backend import LocalBackend
+from incofl.engine.backend import Backend
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
 from incofl.engine.run_folder import RunFolder
@@ -119,11 +119,11 @@ def test_a_huge_update_is_rejected_by_name_and_the_run_goes_on(tmp_path: Path) -
     assert labels is not None
     rule = Boasting(tuple(labels.tolist()))
 
-    class Backend(LocalBackend):
+    class Changed(Backend):
         def build(self, config: Config, folder: RunFolder) -> Federation:
             return with_client(super().build(config, folder), rule)
 
-    assert incofl.run(config, tmp_path, backend=Backend())["rejected"] == 2
+    assert incofl.run(config, tmp_path, backend=Changed())["rejected"] == 2
     for row in comparable(tmp_path):
         (refusal,) = row["rejected"]
         assert refusal["client"] == 3

@@ -1,12 +1,12 @@
 """Client memory: in memory, on disk, and through crashes."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
 import incofl
-from incofl.engine.executor import make_store
 from incofl.engine.federation import Federation
 from incofl.engine.store import ClientStore
 from incofl.errors import RunError
@@ -37,7 +37,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_a_client_remembers_its_last_turn(federation: Federation) -> None:
-    store = make_store(federation)
+    store = ClientStore(federation)
     assert store.get(3, federation.slice(0, 0)) == {}
     made = memory(federation, 0, 1.0)
     store.put(3, 0, 0, made)
@@ -49,7 +49,7 @@ def test_a_client_remembers_its_last_turn(federation: Federation) -> None:
 
 
 def test_beyond_the_limit_on_disk(federation: Federation, tmp_path: Path) -> None:
-    store = ClientStore(federation.model.layout, federation.slice, tmp_path, limit=1)
+    store = ClientStore(federation, tmp_path, limit=1)
     for client in range(4):
         store.put(client, client % 3, 0, memory(federation, client % 3, float(client)))
     assert len(store._recent) == 1
@@ -60,14 +60,14 @@ def test_beyond_the_limit_on_disk(federation: Federation, tmp_path: Path) -> Non
 @pytest.mark.parametrize("crash", ["before the checkpoint", "after it"])
 def test_a_crash_around_the_checkpoint(crash: str, federation: Federation, tmp_path: Path) -> None:
     """What the checkpoint names is what is there, whichever of the two it is; the rest is cleared away."""
-    store = ClientStore(federation.model.layout, federation.slice, tmp_path)
+    store = ClientStore(federation, tmp_path)
     store.put(1, 0, 0, memory(federation, 0, 1.0))
     store.saved()
     older = dict(store.manifest)
     store.put(1, 0, 1, memory(federation, 0, 2.0))
     store.put(2, 0, 1, memory(federation, 0, 3.0))
     assert files(tmp_path) == {f"client-{c}-round-{r}.safetensors" for c, r in ((1, 0), (1, 1), (2, 1))}
-    again = ClientStore(federation.model.layout, federation.slice, tmp_path)
+    again = ClientStore(federation, tmp_path)
     again.restore(older if crash == "before the checkpoint" else store.manifest)
     found = [value_of(again, federation, client, 0) for client in (1, 2)]
     if crash == "before the checkpoint":
@@ -81,7 +81,7 @@ def test_a_crash_around_the_checkpoint(crash: str, federation: Federation, tmp_p
 
 
 def test_old_memories_are_deleted_once_the_checkpoint_is_there(federation: Federation, tmp_path: Path) -> None:
-    store = ClientStore(federation.model.layout, federation.slice, tmp_path)
+    store = ClientStore(federation, tmp_path)
     for round in range(3):
         store.put(1, 0, round, memory(federation, 0, float(round)))
         store.saved()
@@ -92,7 +92,7 @@ def test_memories_are_in_the_servers_coordinates(federation: Federation) -> None
     """A client that held channels 0 and 1 of four, and now holds 1 and 2, remembers 1; the other is 0."""
     layout = federation.model.layout
     splitter = Splitter((0.25,), (layout.depth,), "rolling")
-    store = ClientStore(layout, lambda level, round, client: splitter.slice(layout, level, round))
+    store = ClientStore(dataclasses.replace(federation, splitter=splitter))
     held, now = splitter.slice(layout, 0, 0), splitter.slice(layout, 0, 1)
     size = held.shapes["bn1.weight"][0]
     store.put(0, 0, 0, {"bn1.weight": torch.arange(1.0, size + 1)})

@@ -16,6 +16,7 @@ from flwr.app import Array, Context, Error, Message, MessageType
 from google.protobuf.message import DecodeError
 
 from incofl.client import Upload
+from incofl.config import make_config
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, RunError
@@ -421,3 +422,63 @@ def test_levels_follow_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {node["client"]: node["level"] for node in row["nodes"]} == {0: 0, 1: 1, 2: 0}
     known = json.loads((tmp_path / "run" / "nodes.json").read_text())
     assert "no level fits" in known["refused"][0]["reason"]
+
+
+def mixed_fleet(*sizes: int) -> LoopGrid:
+    """Nodes whose memory is what a level needs."""
+    grid = LoopGrid(make_client_app())
+    for client, level in enumerate(sizes):
+        grid.add(FIRST + client, partition_id=client, memory=f"{build(CONFIG).costs[level].memory} B")
+    return grid
+
+
+@pytest.mark.parametrize("method", ["alllarge", "largestonly"])
+def test_a_method_of_the_largest_level_trains_only_nodes_that_can_hold_it(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid, least = mixed_fleet(0, 1, 0, 1), 2 if method == "alllarge" else 4
+    config = make_config(CONFIG.to_dict(), [f"method={method}", "rounds=1"])
+    with caplog.at_level("INFO", "flwr"):
+        serve(grid, config, settings(tmp_path / "run", wait=0.5, min_nodes=least))
+    (row,) = rows(tmp_path / "run")
+    assert {node["client"]: node["level"] for node in row["nodes"]} == {1: 1, 3: 1}
+    assert row["clients"] == [1, 3]
+    assert {node for node, _ in grid.orders} == {FIRST + 1, FIRST + 3}
+    told = [line for line in caplog.messages if line.startswith("incofl: node 1000 ")]
+    if method == "alllarge":
+        assert len(told) == 1
+        assert "is left out: alllarge trains level 1 on it, which needs memory" in told[0]
+        known = json.loads((tmp_path / "run" / "nodes.json").read_text())
+        assert [entry["node"] for entry in known["refused"]] == ["1000", "1002"]
+    else:
+        assert told == ["incofl: node 1000 is client 0 and takes no part: it cannot hold the largest level"]
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        ("alllarge", "0 of 4 connected nodes .*; node 1000 is left out: alllarge trains level 1 on it, which needs"),
+        ("largestonly", "largestonly needs the largest level, and none of 4 nodes can hold it"),
+    ],
+)
+def test_a_fleet_too_small_for_the_method_is_refused_in_one_line(method: str, line: str, tmp_path: Path) -> None:
+    grid = mixed_fleet(0, 0, 0, 0)
+    config = make_config(CONFIG.to_dict(), [f"method={method}"])
+    with pytest.raises(RunError, match=f"^round 1: {line}.*$") as refused:
+        serve(grid, config, settings(tmp_path / "run", wait=0.5))
+    assert "\n" not in str(refused.value)
+    assert not grid.orders
+
+
+def test_the_only_node_that_can_hold_the_largest_level_is_waited_for(tmp_path: Path) -> None:
+    """For no longer than ``wait``, and however many others are there."""
+    grid = mixed_fleet(0, 0, 0, 1)
+    config = make_config(CONFIG.to_dict(), ["method=largestonly"])
+
+    def leave(message: Message) -> Message:
+        return grid.app(message, grid.nodes.pop(FIRST + 3))
+
+    grid.fates[FIRST + 3] = leave
+    with pytest.raises(RunError, match="round 2: largestonly needs the largest level, and none of 3 nodes can hold it"):
+        serve(grid, config, settings(tmp_path / "run", wait=0.5, min_nodes=3))
+    assert len(rows(tmp_path / "run")) == 1

@@ -18,8 +18,8 @@ from tests.flower.loop import LoopGrid
 COSTS = [Cost(level, (level + 1,), 1.0, 10 * (level + 1), 10, 5, 5, 100 * (level + 1)) for level in range(3)]
 
 
-def make(path: Path) -> Fleet:
-    federation = dataclasses.replace(tiny_federation(), levels=ClientLevels.grouped((2, 2, 2)))
+def make(path: Path, method: str = "heteroavg") -> Fleet:
+    federation = dataclasses.replace(tiny_federation(f"method={method}"), levels=ClientLevels.grouped((2, 2, 2)))
     federation.__dict__["costs"] = COSTS  # a cached property
     return Fleet(LoopGrid(None), Settings(), path / "nodes.json", federation)
 
@@ -39,6 +39,38 @@ def test_the_largest_model_that_fits(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             fleet.welcome(74, answer)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("heteroavg", "gets level 1"),
+        ("allsmall", "gets level 0"),
+        ("alllarge", "trains level 2 on it, which needs memory 300 B, has 250 B"),
+        ("largestonly", "takes no part"),
+    ],
+)
+def test_the_level_that_is_told_is_the_one_that_is_trained(
+    method: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a node that can hold level 1; it is left out where the method would exceed its limits."""
+    fleet = make(tmp_path, method)
+    with caplog.at_level("INFO", "flwr"):
+        assert said in fleet.hear(70, Answer(client=0, memory=250))
+        fleet.hear(71, Answer(client=1, memory=300))
+    first, second = caplog.messages
+    assert first.startswith("incofl: node 70 is ")
+    assert said in first
+    assert f"node 71 is client 1 and gets level {0 if method == 'allsmall' else 2}" in second
+    assert list(fleet.refused) == ([70] if method == "alllarge" else [])
+    assert fleet.present == ([1] if method == "alllarge" else [0, 1])
+
+
+def test_limits_that_a_wanted_level_exceeds(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="heteroavg trains level 2 on it, which needs memory 300 B, has 299 B; choose"
+    ):
+        make(tmp_path).welcome(70, Answer(client=0, level=2, memory=299))
 
 
 def test_numbers_of_nodes_that_name_none(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import incofl
-from incofl import METHODS, Data, InCo, Metric, Task
+from incofl import METHODS, Data, InCo, Metric, ServerAdam, Task
 from incofl.config import Config, load_config
 from incofl.engine.build import build_model
 from incofl.errors import ConfigError, RunError
@@ -208,7 +208,6 @@ def test_totals_that_cannot_be(
     assert 0 <= row["accuracy_on_nodes"] <= 1
 
 
-@pytest.mark.filterwarnings("ignore:config. ignored .inco.")  # on the node that has another object
 def test_methods_of_your_own(example: dict[str, Any], ours: Objects, theirs: Objects, tmp_path: Path) -> None:
     """Without a name that could be imported: server and nodes have the same object."""
     method = METHODS["heteroprox"].then(InCo(rule="theorem"))
@@ -216,7 +215,7 @@ def test_methods_of_your_own(example: dict[str, Any], ours: Objects, theirs: Obj
     (row,) = train(values, tmp_path / "run", ours | {"method": method}, theirs | {"method": method})
     assert row["inco"]
     assert row["rejected"] == []
-    other = METHODS["heteroprox"].then(InCo(rule="released"))
+    other = METHODS["heteroprox"].then(InCo()).then(ServerAdam())
     with pytest.raises(RunError, match="0 accepted replies"):
         train(values, tmp_path / "b", ours | {"method": method}, theirs | {"method": other}, attempts=1)
 

@@ -11,8 +11,8 @@ import incofl
 from incofl.client import Setting
 from incofl.config import load_config, make_config
 from incofl.engine.build import build, build_method, build_model, build_splitter
-from incofl.engine.executor import make_store
 from incofl.engine.federation import Federation
+from incofl.engine.store import ClientStore
 from incofl.errors import ConfigError
 from incofl.methods import METHODS
 from incofl.server import Server
@@ -65,7 +65,7 @@ def test_two_rounds(name: str, family: str, text_root: Path) -> None:
 
 def check_method(federation: Federation) -> None:
     """Finite; a position that nobody held keeps its bits; and a round leaves what it started from as it was."""
-    layout, store, server = federation.model.layout, make_store(federation), federation.start()
+    layout, store, server = federation.model.layout, ClientStore(federation), federation.start()
     for round in range(2):
         before = snapshot(server)
         after = run_rounds(federation, 1, server=server, store=store)[-1]
@@ -269,7 +269,7 @@ def test_scalefl_needs_exits() -> None:
 def test_rejected_clients_remember_nothing() -> None:
     """A diverged turn leaves neither its update nor its memory behind."""
     federation = tiny_federation("method=heteroscaffold", "local.lr=3e38", "local.optimizer=sgd", "local.epochs=3")
-    store = make_store(federation)
+    store = ClientStore(federation)
     first, last = (run_rounds(federation, 1, store=store)[i] for i in (0, -1))
     assert same(first.shared, last.shared)
     assert store.manifest == {}

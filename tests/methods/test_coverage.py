@@ -47,7 +47,7 @@ def moved(federation: Federation, server: Server, uploads: list[Upload]) -> Tens
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_by_the_number_of_holders(federation: Federation, weighting: str) -> None:
     """Three clients hold the stem, one of them the deep block: with c = 2, steps of 3/5 and 1/3."""
-    rule = dataclasses.replace(federation.method.server, weighting=weighting)
+    rule = dataclasses.replace(federation.method.server, weighting="samples" if weighting == "samples" else "uniform")
     federation = dataclasses.replace(federation, method=dataclasses.replace(federation.method, server=rule))
     uploads = [upload(federation, client, level, 1.0) for client, level in ((0, 0), (1, 0), (2, 2))]
     step = moved(federation, federation.start(), uploads)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from incofl.data import local_batches
+from incofl.data.pipeline import local_batches
 from incofl.engine.federation import Federation
 from incofl.engine.worker import layout_of, one_thread
 from incofl.inco import InCo

@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from incofl.client import ClientInput, Local, LocalSettings, Setting, Upload, evaluate
-from incofl.data import eval_batches
-from incofl.engine.executor import InProcess, make_store
+from incofl.data.pipeline import eval_batches
+from incofl.engine.executor import InProcess
+from incofl.engine.store import ClientStore
 from incofl.methods.heterofl import HeteroFL, HeteroFLServer
 from incofl.methods.moon import Moon, contrast, with_features
 from incofl.methods.scalefl import divergence, weighted_loss
@@ -127,7 +128,7 @@ def test_fedrolex_is_evaluated_as_it_was_trained() -> None:
 def test_scaffolds_variate_is_the_mean_of_its_clients(name: str, split: str) -> None:
     """Over the population that holds each position, at all times; who has not trained yet has 0."""
     federation = tiny_federation(f"method={name}", f"split.kind={split}", EXACT)
-    store, server = make_store(federation), federation.start()
+    store, server = ClientStore(federation), federation.start()
     for _ in range(4):
         server = run_rounds(federation, 1, server=server, store=store)[-1]
         layout = server.layout
@@ -210,7 +211,7 @@ class TestMoon:
 
     def test_remembers_the_last_local_model(self) -> None:
         federation = tiny_federation("method=heteromoon", "data.clients=1", "cohort=1", EXACT, "split.levels=1")
-        store = make_store(federation)
+        store = ClientStore(federation)
         server = run_rounds(federation, 1, cohort=1, store=store)[-1]
         piece = federation.slice(0, 0)
         memory = store.get(0, piece)

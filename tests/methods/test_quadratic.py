@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from incofl.client import ClientRule, LocalSettings
+from incofl.client import ClientInput, ClientRule, LocalSettings, train
 from incofl.method import ServerRule
 from incofl.methods.fednova import FedNova
 from incofl.methods.fedprox import FedProx
 from incofl.methods.scaffold import Scaffold, ScaffoldServer
-from tests.methods.quadratic import Client, Problem, on_parabola
+from tests.methods.quadratic import Client, Point, Problem, on_parabola
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -70,6 +70,26 @@ def test_scaffold_by_hand() -> None:
         assert float(problem.server.extra["variate"]["w"]) == pytest.approx(c, abs=1e-12)
         assert [float(problem.memories[i]["w"]) for i in range(2)] == pytest.approx(c_i, abs=1e-12)
         assert (fedavg.round() == pytest.approx(w, abs=1e-12)) == (number == 0)  # the second round differs
+
+
+def test_scaffold_uses_the_rate_of_the_round() -> None:
+    """Rate 0.1 in round 0, 0.05 in round 1, 0 afterwards, where nothing moves and the variates stay."""
+    client, c, c_i = Client(1.0, 4.0, 2), 0.5, -1.0
+    settings = LocalSettings(optimizer="sgd", lr=0.1, momentum=0.0, schedule="cosine", decay_rounds=2)
+    batch = torch.tensor([client.curvature, client.optimum]), torch.zeros(1)
+    for number, lr in enumerate((0.1, 0.05, 0.0, 0.0)):
+        y = 0.0
+        for _ in range(2):
+            y -= lr * (y - 4.0 + c - c_i)
+        new = c_i - c - y / (2 * lr) if lr else c_i
+        state, extra, memory = ({"w": torch.tensor([value])} for value in (0.0, c, c_i))
+        given = ClientInput(state, extra, memory, round=number)
+        upload = train(Point(), given, [batch] * 2, on_parabola(Scaffold)(), settings)
+        assert float(upload.update["w"]) == pytest.approx(y, abs=1e-12)
+        assert float(upload.memory["w"]) == pytest.approx(new, abs=1e-12)
+        assert float(upload.extra["w"]) == pytest.approx(new - c_i, abs=1e-12)
+    first = train(Point(), dataclasses.replace(given, memory={}), [batch], on_parabola(Scaffold)(), settings)
+    assert float(first.memory["w"]) == float(first.extra["w"]) == 0
 
 
 def test_scaffolds_variate_does_not_weigh_by_examples() -> None:
@@ -150,12 +170,22 @@ def test_length_of_a_path(settings: LocalSettings, steps: int, length: float) ->
     assert FedNova().normaliser(settings, steps) == pytest.approx(length, abs=5e-4)
 
 
-def test_the_length_of_momentum_is_the_sum_of_its_weights() -> None:
-    """Of gradient k of tau, heavy-ball SGD applies 1 + rho + ... + rho^(tau - k)."""
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_length_of_momentum_is_the_sum_of_its_weights(nesterov: bool) -> None:
+    """Of gradient k of tau, heavy-ball SGD applies 1 + rho + ... + rho^(tau - k), Nesterov's one term more.
+
+    That is how far torch's optimiser moves in tau steps of gradient -1 and rate 1.
+    """
     rho, tau = 0.9, 7
-    weights = [sum(rho**j for j in range(tau - k + 1)) for k in range(1, tau + 1)]
-    settings = LocalSettings(optimizer="sgd", momentum=rho)
+    weights = [sum(rho**j for j in range(tau - k + 1 + nesterov)) for k in range(1, tau + 1)]
+    settings = LocalSettings(optimizer="sgd", momentum=rho, nesterov=nesterov, lr=1.0)
     assert FedNova().normaliser(settings, tau) == pytest.approx(sum(weights), abs=1e-12)
+    point = torch.nn.Parameter(torch.zeros(1))
+    optimizer = settings.make_optimizer([point])
+    for _ in range(tau):
+        point.grad = -torch.ones(1)
+        optimizer.step()
+    assert float(point.detach()) == pytest.approx(sum(weights), abs=1e-12)
 
 
 def test_fedprox_by_hand() -> None:

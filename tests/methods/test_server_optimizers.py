@@ -1,5 +1,6 @@
 """Optimisers on the server: hand-computed steps, what nobody held, private layers, schedules."""
 
+import itertools
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ import incofl
 from incofl import ServerAdam, ServerMomentum, ServerSchedule, ServerYogi
 from incofl.aggregate import CoveredMean
 from incofl.client import LocalSettings
+from incofl.engine.build import build_method
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.server import Changes, Server
@@ -64,15 +66,19 @@ def test_what_nobody_held_keeps_its_moments_and_its_value(transform: UpdateTrans
     gap = steps(transform, [[1.0, 1.0], [5.0, 0.0], [2.0, 2.0]], held=[[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     straight = steps(transform, [[1.0, 1.0], [2.0, 2.0]])
     assert float(gap[2][1]) == float(straight[1][1])
-    server = Server(LAYOUT, {"w": torch.tensor([1.0, 2.0])}, states={})
-    weight = {"w": torch.tensor([1.0, 0.0])}
-    for _ in range(2):
-        changes = Changes(CoveredMean({"w": torch.tensor([3.0, 0.0])}, weight), states=server.states)
-        changes, _ = changes.transformed(transform, server)
-        server = server.advance(changes)
-    assert float(server.shared["w"][1]) == 2.0
-    assert float(server.shared["w"][0]) != 1.0
-    assert list(server.states) == [transform.name]
+    servers = [Server(LAYOUT, {"w": torch.tensor([1.0, 2.0])})]
+    for second in (1.0, 0.0, 0.0):  # holders of the second position, which thus moves in the first round only
+        update = CoveredMean({"w": torch.tensor([3.0, 3.0 * second])}, {"w": torch.tensor([1.0, second])})
+        changes, _ = Changes(update, states=servers[-1].states).transformed(transform, servers[-1])
+        servers.append(servers[-1].advance(changes))
+        assert list(servers[-1].states) == [transform.name]
+    moments = [server.states[transform.name] for server in servers[1:]]
+    for before, after in itertools.pairwise(moments):
+        for name in before:
+            assert float(before[name][0]) != float(after[name][0])
+            assert float(before[name][1]) == float(after[name][1]) != 0
+    assert len({float(server.shared["w"][0]) for server in servers}) == 4
+    assert len({float(server.shared["w"][1]) for server in servers}) == 2
 
 
 def test_the_state_given_is_not_changed() -> None:
@@ -99,7 +105,7 @@ def test_every_optimiser_differs_from_the_plain_method(name: str) -> None:
     [
         ({}, (0, 7), (1.0, 1.0)),
         ({"schedule": "step", "decay": 0.5, "decay_every": 2}, (0, 1, 2, 5), (1.0, 1.0, 0.5, 0.25)),
-        ({"schedule": "cosine", "decay_rounds": 4}, (0, 2, 4, 9), (1.0, 0.5, 0.0, 0.0)),
+        ({"schedule": "cosine", "decay_rounds": 4}, (0, 1, 2, 4, 9), (1.0, (2 + 2**0.5) / 4, 0.5, 0.0, 0.0)),
         ({"schedule": "cosine", "decay_rounds": 4, "decay_to": 0.2}, (0, 2, 4), (1.0, 0.6, 0.2)),
     ],
 )
@@ -109,8 +115,7 @@ def test_schedules(options: dict[str, Any], rounds: tuple[int, ...], expected: t
     for round, factor in zip(rounds, expected, strict=True):
         update, _, _ = server({"w": torch.tensor([3.0])}, {}, Context(LAYOUT, round))
         assert float(update["w"]) == pytest.approx(6.0 * factor)
-        if factor:
-            assert local.in_round(round).lr == pytest.approx(0.5 * factor)
+        assert local.in_round(round).lr == pytest.approx(0.5 * factor)
 
 
 def test_a_schedule_reaches_the_clients_and_the_optimisers() -> None:
@@ -133,18 +138,25 @@ def test_what_follows_from_the_run_is_filled_in() -> None:
         ServerSchedule(lr="1/epochs")({"w": torch.ones(1)}, {}, Context(LAYOUT))
 
 
+def test_a_schedule_of_your_own_takes_the_place_of_the_common_one() -> None:
+    """Which ``[server]`` sets, where the method has it."""
+    halved = incofl.METHODS["incoavg"].then(ServerSchedule(schedule="step", decay=0.5, decay_every=1))
+    assert halved.name == "incoavg+schedule"
+    method = build_method(incofl.make_config({"server": {"lr": 0.25}}, method=halved))
+    own = ServerSchedule(lr=0.25, schedule="step", decay=0.5, decay_every=1)
+    assert method.transforms == (*incofl.METHODS["incoavg"].transforms, own)
+
+
 def test_two_transforms_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two transforms of heteroavg\\+adam\\+adam have the name 'adam'"):
         incofl.METHODS["heteroavg"].then(ServerAdam()).then(ServerAdam(lr=1.0))
 
 
-def test_adamw_nesterov_and_clipping_on_the_client() -> None:
-    model = torch.nn.Linear(1, 1)
-    parameters = list(model.parameters())
+def test_optimisers_of_the_client() -> None:
+    parameters = list(torch.nn.Linear(1, 1).parameters())
     assert isinstance(LocalSettings(optimizer="adamw").make_optimizer(parameters), torch.optim.AdamW)
-    assert LocalSettings(optimizer="sgd", nesterov=True).make_optimizer(parameters).defaults["nesterov"]
     rms = LocalSettings(optimizer="torch.optim:RMSprop", lr=0.25).make_optimizer(parameters)
     assert isinstance(rms, torch.optim.RMSprop)
-    assert rms.defaults["lr"] == 0.25
+    assert (rms.defaults["lr"], rms.defaults["momentum"]) == (0.25, 0)
     with pytest.raises(ConfigError, match="made a Identity, expected a torch"):
         LocalSettings(optimizer="torch.nn:Identity").make_optimizer(parameters)

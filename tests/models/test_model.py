@@ -13,12 +13,12 @@ import incofl
 from incofl.client import LocalSettings
 from incofl.costs import costs
 from incofl.errors import ConfigError, LayoutError
-from incofl.inputs import Inputs, call, map_inputs
 from incofl.layout import Layout
 from incofl.models import ModelOptions, as_model, make_model
 from incofl.models.model import shapes_of
 from incofl.models.pretrained import with_pretrained
 from incofl.split import make_splitter, submodel
+from incofl.tensors import Inputs, call, map_inputs
 from tests.federations import tiny_config
 from tests.own_models import HeadFirst, TwoTowers
 

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from incofl.config import Config
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
-from incofl.engine.load import trained_module
 from incofl.errors import ConfigError
-from incofl.inputs import call, map_inputs
 from incofl.models.infer.closing import find_closing
 from incofl.split import submodel
+from incofl.tensors import call, map_inputs
 from tests.federations import FAMILIES, family_config, tiny_config, tiny_federation
 from tests.texts import write_shakespeare
 
@@ -72,7 +71,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def outputs(federation: Federation, level: int) -> Tensor:
     """What the sub-model of a level computes on a random batch, in float64."""
-    module = trained_module(federation, federation.start(), level).double()
+    module = federation.module(federation.start(), level).double()
     torch.manual_seed(0)
 
     def values(x: Tensor) -> Tensor:

@@ -3,17 +3,22 @@
 import csv
 import dataclasses
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from incofl import METHODS, InCo, compare
 from incofl.cli.display import print_table
 from incofl.config import make_config
-from incofl.errors import RunError
-from incofl.studies.compare import Estimate, MethodResult, markdown, summarise, table, write_csv
+from incofl.errors import ConfigError, RunError
+from incofl.statistics import Estimate
+from incofl.studies.compare import MethodResult, markdown, summarise, table, write_csv
 from tests.cli.test_cli import SMALL
+from tests.own import Net, data
 from tests.shell import Shell
 
 
@@ -100,7 +105,7 @@ def test_names_and_numbers_are_never_cut(
 def test_the_metric_of_the_task_is_compared_in_its_direction(tmp_path: Path) -> None:
     """A lower error is better, and is no percentage."""
     configs = {(method, seed): make_config({"task": {"name": "regression"}}) for method in "ab" for seed in (0, 1)}
-    for (method, seed), error in zip(configs, (3.0, 3.2, 2.0, 3.3), strict=True):
+    for (method, seed), error in zip(configs, (3.0, 3.2, 2.0, 3.1), strict=True):
         folder = tmp_path / f"{method}-s{seed}"
         folder.mkdir()
         (folder / "summary.json").write_text('{"levels": [2]}')
@@ -109,9 +114,9 @@ def test_the_metric_of_the_task_is_compared_in_its_direction(tmp_path: Path) -> 
     results = summarise(configs, tmp_path)
     assert (results[1].metric, results[1].percent) == ("rmse", False)
     line = table(results)[2]
-    assert line[1].startswith("2.650 ± ")
-    assert line[3].startswith("-0.450 ± ")
-    assert line[-1] == "1 of 2"
+    assert line[1].startswith("2.550 ± ")
+    assert line[3].startswith("-0.550 ± ")
+    assert line[-1] == "2 of 2"
 
 
 def test_runs_without_evaluation_are_refused(tmp_path: Path) -> None:
@@ -231,3 +236,51 @@ def test_a_method_of_your_own_in_two_jobs(incofl: Shell, tmp_path: Path, monkeyp
     assert [result["method"] for result in by_rule] == ["heteroavg", name]
     assert incofl("run", *SMALL, "-m", "incoavg", "--set", "inco.rule=theorem", "--out", "named")[0] == 0
     assert rows(Path("both/own_method_to_compare-mine-s0"))[-1]["accuracy"] == rows(Path("named"))[-1]["accuracy"]
+
+
+def test_objects_in_two_jobs_from_a_script(tmp_path: Path) -> None:
+    """A script without a main guard, with a model that only it has; one job gives the same numbers."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout.count("scripts run once")) == (0, 1), done.stderr
+    document = json.loads((tmp_path / "two" / "comparison.json").read_text())
+    assert [result["method"] for result in document["results"]] == ["heteroavg", "heteroavg+inco"]
+    assert document["seeds"] == [0, 1]
+    assert document["configs"]["heteroavg+inco"]["inco"]["rule"] == "theorem"
+    assert {path.name for path in (tmp_path / "two").glob("*-s1")} == {"heteroavg-s1", "heteroavg+inco-s1"}
+
+
+SCRIPT = """
+import incofl
+from tests.own import Net, data
+
+print("scripts run once")
+model = lambda: Net(blocks=4)
+methods = ["heteroavg", incofl.METHODS["heteroavg"].then(incofl.InCo(rule="theorem"))]
+config = {"rounds": 2, "cohort": 2, "data": {"clients": 4}, "split": {"levels": 2}, "local": {"epochs": 1}}
+both = [
+    incofl.compare(methods, config, out, seeds=2, jobs=jobs, model=model, data=data, progress=False)
+    for jobs, out in ((1, "one"), (2, "two"))
+]
+assert both[0] == both[1]
+assert both[0][1].difference.mean == both[0][1].tail.mean - both[0][0].tail.mean
+"""
+
+
+def test_what_fails_in_a_process_of_its_own_is_said(tmp_path: Path) -> None:
+    """The folder of the second comparison holds another run."""
+    config = {"rounds": 1, "data": {"clients": 4}, "split": {"levels": 2}, "local": {"epochs": 1}}
+    compare(["heteroavg"], config, tmp_path, seeds=[5], model=Net, data=data, progress=False)
+    words = r"heteroavg-s5: holds a run with another config \(data\.alpha is 0\.5 there, 2\.0 here\)"
+    with pytest.raises(RunError, match=words):
+        compare(["heteroavg"], config, tmp_path, seeds=[5], jobs=2, model=Net, data=data, overrides=["data.alpha=2.0"])
+
+
+def test_methods_need_names_of_their_own(tmp_path: Path) -> None:
+    mixed = [METHODS["heteroavg"].then(InCo(rule=rule)) for rule in ("theorem", "algorithm1")]
+    with pytest.raises(ConfigError, match=r"methods: got two called 'heteroavg\+inco', expected a name for each"):
+        compare(mixed, {"model": {"name": "tiny-mlp"}}, tmp_path)
+    with pytest.raises(ConfigError, match=r"compare: got methods \[\] and seeds 3, expected at least one of each"):
+        compare([], None, tmp_path)

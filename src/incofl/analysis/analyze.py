@@ -7,34 +7,30 @@ Each analysis is a module of this folder with a function ``figures(runs, out, op
 import importlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from incofl.analysis.runs import RecordedRun, by_seed
+from incofl.analysis.runs import Folders, RecordedRun, by_seed, find_runs
 from incofl.engine.checkpoint import write_json
-from incofl.errors import ConfigError, IncoflError, RunError, nearest, needs_extra
+from incofl.errors import ConfigError, IncoflError, nearest, needs_extra
 
 NAMES = ("similarity", "features", "updates", "environments", "coefficients")
 Found = TypeVar("Found")
 
 
-class NotRecordedError(RunError):
-    """The run kept no states of the rounds that an analysis needs."""
-
-
 @dataclass(frozen=True)
 class Options:
-    """What the user asks of the analyses that compute clients' models again."""
+    """The arguments of ``analyze`` for the analyses that compute clients' models again."""
 
-    clients: int = 10  # clients to compare, evenly over the levels
-    examples: int = 500  # test examples on which their models are compared
-    round: int | None = None  # the recorded round to look at closely; None: the last
-    history: int = 10  # recorded rounds in the course over rounds
-    watch: Callable[[str], None] = lambda what: None  # is told what is being computed
+    clients: int = 10
+    examples: int = 500
+    round: int | None = None
+    history: int = 10
+    watch: Callable[[str], None] = lambda what: None
 
 
 @dataclass
@@ -106,9 +102,33 @@ def evenly(values: Sequence[Found], most: int) -> list[Found]:
 
 
 def analyze(
-    runs: Sequence[RecordedRun], out: Path, options: Options | None = None, only: Sequence[str] | None = None
-) -> Iterator[Findings]:
-    """Yields what each analysis found; raises in the end if none could be made, or if one needs unrecorded rounds."""
+    folders: Folders,
+    out: str | Path | None = None,
+    *,
+    only: Sequence[str] | None = None,
+    clients: int = 10,
+    examples: int = 500,
+    round: int | None = None,
+    history: int = 10,
+    watch: Callable[[str | Findings], None] = lambda what: None,
+    **objects: Any,
+) -> list[Findings]:
+    """Analyses finished runs: figures and numbers into the folder ``analysis`` of each run.
+
+    Args:
+        folders: run folders, or folders that hold some.
+        out: the folder for comparisons of several runs; left out, ``analysis`` beside them.
+        only: names of analyses; left out, all that these runs allow.
+        clients: number of clients whose models are compared, evenly over the levels.
+        examples: number of test examples on which they are compared.
+        round: the recorded round to look at closely; left out, the last.
+        history: number of recorded rounds in curves over rounds.
+        watch: is told what is being computed, and what each analysis found.
+        objects: the objects that the runs were made from, if any: ``model``, ``data``, ``method``, ``task``; a list
+            where runs differ, as the methods of a comparison.
+    """
+    runs = find_runs(folders, RecordedRun, objects)
+    place = default_out(runs) if out is None else Path(out).expanduser()
     wanted = [name for name in NAMES if name != "environments" or len(by_seed(runs)) > 1] if only is None else only
     for name in wanted or [""]:
         if name not in NAMES:
@@ -116,25 +136,28 @@ def analyze(
     with needs_extra("analysis", "analyze"):
         importlib.import_module("matplotlib")
         importlib.import_module("sklearn")
-    done, problems = False, []
+    options, found, problems = Options(clients, examples, round, history, watch), [], {}
     for name in (name for name in NAMES if name in wanted):
         try:
-            findings: Findings = importlib.import_module(f"incofl.analysis.{name}").figures(runs, out, options)
+            findings: Findings = importlib.import_module(f"incofl.analysis.{name}").figures(runs, place, options)
         except IncoflError as problem:
-            problems.append(problem)
+            problems[name] = problem
         else:
             findings.missing = [f"{name}: {line}" for line in findings.missing]
-            done = True
-            yield findings
-    serious = [problem for problem in problems if isinstance(problem, NotRecordedError) or not done]
-    if others := [str(problem) for problem in problems if problem not in serious]:
-        yield Findings(missing=others)
-    if serious:
-        raise serious[0]
+            watch(findings)
+            found.append(findings)
+    if not found:
+        raise next(iter(problems.values()))
+    if problems:
+        found.append(Findings(missing=[f"{name}: {problem}" for name, problem in problems.items()]))
+        watch(found[-1])
+    return found
 
 
 def default_out(runs: Sequence[RecordedRun]) -> Path:
     """Returns where comparisons go: beside the runs; of a single run, into its own folder."""
-    if len(runs) == 1:
-        return runs[0].path / "analysis"
-    return Path(os.path.commonpath([run.path.absolute().parent for run in runs])) / "analysis"
+    first, *others = [run.path for run in runs]
+    return (
+        Path(os.path.commonpath([path.absolute().parent for path in (first, *others)]) if others else first)
+        / "analysis"
+    )

@@ -16,20 +16,20 @@ from torch import Tensor, nn
 
 from incofl.analysis.runs import RecordedRun
 from incofl.client import Upload
-from incofl.data import Examples, eval_batches
+from incofl.data import Examples
+from incofl.data.pipeline import eval_batches
 from incofl.engine.checkpoint import load_checkpoint
-from incofl.engine.executor import make_store
 from incofl.engine.federation import Federation, Job
 from incofl.engine.store import ClientStore
 from incofl.engine.worker import Worker, one_thread
 from incofl.errors import RunError
-from incofl.inputs import Inputs, call
 from incofl.layout import Layout
 from incofl.models.stacks import PADDING
 from incofl.seeds import Purpose, numpy_rng
 from incofl.server import Server
 from incofl.split import Slice
 from incofl.task import Score
+from incofl.tensors import Inputs, call
 
 BATCH = 100  # examples that go through a model at a time
 CLIENTS, EXAMPLES = 0, 1  # numbers of the random streams that analyses draw from
@@ -102,15 +102,13 @@ class Replay:
             with watched({block: module.get_submodule(block) for block in blocks}) as seen:
                 score += task.score(self.answers(module, x), y.to(self.federation.device))
             if missing := [block for block in blocks if block not in seen]:
-                raise RunError(
-                    f"{self.run.path}: block {missing[0]!r} of its model was not called, so it has no output"
-                )
+                raise RunError(f"{self.run.path}: block {missing[0]!r} of its model was not called: it has no output")
             parts.append([rows(seen[block], len(y), x != PADDING if text else None) for block in blocks])
         return [torch.cat(own) for own in zip(*parts, strict=True)], task.values(score)[task.first]
 
     @cached_property
     def _store(self) -> ClientStore:
-        store = make_store(self.federation, self.run.folder.memories)
+        store = ClientStore(self.federation, self.run.folder.memories)
         store.manifest = load_checkpoint(self.run.folder.checkpoint, self.federation.start()).memories
         return store
 

@@ -76,7 +76,7 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     findings = Findings("what is added to the updates of deep layers: means over layers and rounds")
     found = {run: one for run in runs if (one := coefficients(run)) is not None}
     if not found:
-        raise RunError(f"coefficients: {runs[0].path} and the others are runs without InCo and without noise")
+        raise RunError("no run has InCo or noise")
     for run, one in found.items():
         means = [list(one.layers.means(what).values()) for what in MEANS]
         theta, _, units, rounds, change = (float(np.mean(values)) if values else None for values in means)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from incofl.analysis.analyze import Findings, Options, cell
-from incofl.analysis.cka import FEWEST, cka_matrix, debiased_matrix, gram
 from incofl.analysis.layers import Layers, Record, groups_of
 from incofl.analysis.plots import drawn, look, short
 from incofl.analysis.runs import RecordedRun, by_seed
+from incofl.analysis.similarity import FEWEST, cka_matrix, debiased_matrix, gram
 from incofl.analysis.updates import describe, update_rounds, updates
 from incofl.errors import RunError
 from incofl.statistics import Correlation, correlation
@@ -84,7 +84,7 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
     """Compares the first setting with each other one: runs of the same seed, round by round."""
     (reference, firsts), *others = by_seed(runs).items()
     if not others:
-        raise RunError("environments: got runs of one setting, expected two, such as IID and non-IID")
+        raise RunError("got runs of one setting, expected two, such as IID and non-IID")
     title = f"updates against those of {reference}: share of (deep layer, round) pairs in which shallow ones are closer"
     findings, of_seed = Findings(title), {run.seed: run for run in firsts}
 

@@ -18,8 +18,8 @@ from incofl.analysis.plots import drawn, look
 from incofl.analysis.runs import RecordedRun
 from incofl.engine.worker import one_thread
 from incofl.errors import RunError
-from incofl.inputs import Inputs
 from incofl.server import Server
+from incofl.tensors import Inputs
 
 LABEL = 0  # the class
 MOST = 150  # examples of the class

@@ -2,36 +2,34 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from incofl.config import UNBOUND, Config, load_config, read_toml
-from incofl.engine.build import build, build_model
+from incofl.config.resolve import OBJECTS, name_of
+from incofl.config.schema import flat
+from incofl.engine.build import build, outline
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint
 from incofl.engine.federation import Federation
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import RunError
 from incofl.layout import Layout
-from incofl.models import Model
 from incofl.server import Server
 
 
 class RecordedRun:
     """A run folder: its config and rounds; model, data and states are read when they are first asked for."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, objects: Mapping[str, Any] | None = None) -> None:
         self.folder, self.path, self.name, self.rows = folder, folder.path, folder.path.name, folder.rows()
         # By dotted key; unlike the config they can be read without the objects that they name.
-        tree: dict[str, Any] = read_toml(folder.config)
-        tables = {name: table for name, table in tree.items() if isinstance(table, dict)}
-        self.values = {key: value for key, value in tree.items() if key not in tables}
-        self.values |= {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
-        self.seed, self.method = int(self.values["seed"]), str(self.values["method"])
+        self.values = flat(read_toml(folder.config))
+        self.seed, self.method, self.objects = int(self.values["seed"]), str(self.values["method"]), objects or {}
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
+    def open(cls, path: str | Path, objects: Mapping[str, Any] | None = None) -> Self:
         """Opens a run folder; refuses one without a run or without a finished round."""
         folder, hint = RunFolder(Path(path)), "expected the folder of a run (incofl run --out, or out= in Python)"
         if not folder.path.is_dir():
@@ -40,21 +38,24 @@ class RecordedRun:
             raise RunError(f"{path}: holds no run, {hint}")
         if not folder.rows():
             raise RunError(f"{path}: holds no finished round; continue it (--resume, or resume=True in Python)")
-        return cls(folder)
+        return cls(folder, objects)
 
     @cached_property
     def config(self) -> Config:
-        """The config of the run; needs the objects that it names."""
-        return load_config(self.folder.config)
+        """The config of the run, with those of the given objects that it was made from."""
+        given = {kind: value if isinstance(value, list) else [value] for kind, value in self.objects.items()}
+        names = {kind: self.values[".".join(filter(None, OBJECTS[kind]))] for kind in given}
+        own = {kind: value for kind in given for value in given[kind] if name_of(value) == names[kind]}
+        return load_config(self.folder.config, **own)
 
     @cached_property
-    def model(self) -> Model:
-        """The server model; needs no data files."""
-        return build_model(self.config)
+    def outline(self) -> Federation:
+        """The federation without data; needs no data files."""
+        return outline(self.config)
 
     @property
     def layout(self) -> Layout:
-        return self.model.layout
+        return self.outline.model.layout
 
     @cached_property
     def federation(self) -> Federation:
@@ -69,28 +70,28 @@ class RecordedRun:
 
     def server(self, round: int | None = None) -> Server:
         """Returns the server after a recorded round, by default the last."""
-        start = Server(self.layout, self.model.initial)
-        if round is None or round == self.recorded[-1]:
-            return load_checkpoint(self.folder.checkpoint, start).server
-        if round not in self.recorded:
+        *_, last = self.recorded
+        if round is not None and round not in self.recorded:
             kept = ", ".join(map(str, self.recorded))
             raise RunError(f"{self.path}: round {round} was not recorded, only {kept}; see record.every")
-        return load_checkpoint(self.folder.snapshot(round), start).server
+        path = self.folder.checkpoint if round is None or round == last else self.folder.snapshot(round)
+        return load_checkpoint(path, self.outline.start()).server
 
 
 AnyRun = TypeVar("AnyRun", bound=RecordedRun)
+Folders = str | Path | Sequence[str | Path]
 
 
-def find_runs(paths: Sequence[str | Path], kind: type[AnyRun]) -> list[AnyRun]:
+def find_runs(folders: Folders, kind: type[AnyRun], objects: Mapping[str, Any] | None = None) -> list[AnyRun]:
     """Opens the runs in some folders: each is a run folder, or holds run folders, of which the begun ones count."""
     found: dict[Path, None] = {}
-    for path in map(Path, paths):
+    for path in (Path(each).expanduser() for each in ([folders] if isinstance(folders, str | Path) else folders)):
         inside = [] if RunFolder(path).config.exists() else [file.parent for file in path.rglob("config.toml")]
         begun = sorted((folder for folder in inside if RunFolder(folder).rows()), key=_natural)
         if inside and not begun:
             raise RunError(f"{path}: holds {len(inside)} run folder(s) but no finished round, expected at least one")
         found |= dict.fromkeys(begun or [path])
-    return [kind.open(path) for path in found]
+    return [kind.open(path, objects) for path in found]
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -1,4 +1,10 @@
-"""How similar the models of clients are, at every depth: linear CKA between all pairs on one batch of test examples."""
+"""How similar the models of clients are, at every depth: linear CKA between all pairs on one batch of test examples.
+
+Linear CKA of two representations of the same examples, Kornblith et al., ICML 2019, is the cosine <K, L> / ||K|| ||L||
+of the centred Gram matrices K = X X^T and L = Y Y^T. For unrelated representations of few examples and many features it
+is far from 0. Nguyen et al., ICLR 2021, therefore use the unbiased HSIC of Song et al., JMLR 2012: the same cosine, of
+matrices that are centred in another way (Székely and Rizzo, Annals of Statistics 2014). All of it is in float64.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from incofl.analysis.analyze import Findings, Options, evenly
-from incofl.analysis.cka import FEWEST, cka_matrix, debiased_matrix, gram
 from incofl.analysis.clients import EXAMPLES, Member, Replay, choose, common_points
 from incofl.analysis.plots import HEAT, drawn, look
 from incofl.analysis.runs import RecordedRun, by_seed
@@ -20,6 +26,8 @@ from incofl.seeds import Purpose, torch_rng
 from incofl.server import Server
 from incofl.statistics import FEWEST_POINTS, Correlation, correlation, mean_and_half_width, paired
 
+COLUMNS = 8192  # columns of a representation that are converted to float64 at a time
+FEWEST = 4  # examples that the unbiased estimate needs
 MOST = 2000  # examples, as matrices of examples by examples are held
 MOST_ROWS = 6  # heat maps below each other
 TITLE = "CKA between clients' models, mean over pairs; r and rho over the recorded rounds, at the deepest point"
@@ -118,6 +126,39 @@ def compare(
         by_point = list(zip(*grams, strict=True))
         plain, debiased = (np.stack([f(own).cpu().numpy() for own in by_point]) for f in (cka_matrix, debiased_matrix))
     return list(points), plain, debiased, float(np.mean(metrics))
+
+
+def gram(x: Tensor) -> Tensor:
+    """Returns the centred Gram matrix (n, n) of a representation (n, p)."""
+    if x.dim() != 2 or len(x) < 2:
+        raise ConfigError(f"CKA: got shape {tuple(x.shape)}, expected a row for each of at least 2 examples")
+    total = torch.zeros(len(x), len(x), dtype=torch.float64, device=x.device)
+    for columns in x.tensor_split(-(-x.shape[1] // COLUMNS), 1):
+        part = columns.double()
+        part = part - part.mean(0)
+        total.addmm_(part, part.T)
+    return total
+
+
+def cka_matrix(grams: Sequence[Tensor]) -> Tensor:
+    """Returns the CKA of every pair of representations; not a number where a representation is constant."""
+    if len({len(k) for k in grams}) != 1:
+        raise ConfigError(f"CKA: got {[len(k) for k in grams]} examples, expected the same examples for all")
+    flat = torch.stack([k.flatten() for k in grams])
+    products = flat @ flat.T
+    norms = products.diagonal().sqrt()
+    return products / norms / norms[:, None]
+
+
+def debiased_matrix(grams: Sequence[Tensor]) -> Tensor:
+    """Returns the CKA of every pair by the unbiased HSIC, slightly below 0 at times where there is no similarity."""
+    if len(grams[0]) < FEWEST:
+        raise ConfigError(f"unbiased CKA: got {len(grams[0])} example(s), expected at least {FEWEST}")
+    n, centred = len(grams[0]), []
+    for k in (k - k.diag().diag() for k in grams):  # without the diagonal, which stays 0
+        rows = k.sum(1) / (n - 2)
+        centred.append((k - rows - rows[:, None] + rows.sum() / (n - 1)).fill_diagonal_(0))
+    return cka_matrix(centred)
 
 
 def mean_over_pairs(matrices: np.ndarray, chosen: np.ndarray | None = None) -> ByDepth:

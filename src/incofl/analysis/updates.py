@@ -6,6 +6,7 @@ the cohort that hold it. What smooth means, and why by these numbers: docs/analy
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,11 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from incofl.aggregate import Accumulator, Contribution
-from incofl.analysis.analyze import Findings, NotRecordedError, Options, cell, evenly
+from incofl.analysis.analyze import Findings, Options, cell, evenly
 from incofl.analysis.layers import LOOKS, Array, Contest, Layers, groups_of
 from incofl.analysis.plots import drawn, short
 from incofl.analysis.runs import RecordedRun
-from incofl.engine.build import build_method, build_splitter, client_levels
 from incofl.errors import RunError
 from incofl.server import Server
 from incofl.split import Slice
@@ -111,22 +111,19 @@ def update_rounds(run: RecordedRun) -> list[int]:
     if rounds := [round for round in run.recorded if round - 1 in run.recorded]:
         return rounds
     what = "no states of two consecutive rounds were recorded, which the analysis of updates needs"
-    raise NotRecordedError(f"{run.path}: {what}; run it with record.every=1 or record.window (--set, or in the config)")
+    raise RunError(f"{run.path}: {what}; run it with record.every=1 or record.window (--set, or in the config)")
 
 
 def updates(run: RecordedRun, names: Collection[str], rounds: Sequence[int]) -> Iterator[tuple[int, Tensors]]:
     """Yields the aggregated updates of some parameters, round by round; each state is read once, no data files."""
-    cohorts, method = {row["round"]: row["clients"] for row in run.rows}, build_method(run.config)
-    splitter = build_splitter(run.config, run.model, method)
-    levels, last = client_levels(run.config, len(splitter.depths)), len(splitter.depths) - 1
-    fixed = {"own": None, "smallest": 0}.get(method.level, last)
+    cohorts, federation = {row["round"]: row["clients"] for row in run.rows}, run.outline
     after: Server | None = None
     for round in rounds:
         before = after if after is not None and after.round == round - 1 else run.server(round - 1)
         after = run.server(round)
-        cohort = [(levels[c] if fixed is None else fixed, c if splitter.by_client else None) for c in cohorts[round]]
-        slices = {key: splitter.slice(run.layout, key[0], round - 1, key[1]) for key in sorted(set(cohort))}
-        holders = [(key[0], slice_, cohort.count(key)) for key, slice_ in slices.items()]
+        who = ((federation.level_of(c), c if federation.splitter.by_client else None) for c in cohorts[round])
+        cohort = sorted(Counter(who).items())
+        holders = [(level, federation.slice(level, round - 1, c), clients) for (level, c), clients in cohort]
         yield round, update_between(before, after, names, holders)
 
 

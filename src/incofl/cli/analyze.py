@@ -22,19 +22,19 @@ def analyze(
     Similarity of clients' models at every depth (CKA), updates, InCo's coefficients, features of one class. The models
     of clients are computed again from the recorded states of the run (record.every), so its data files are needed.
     """
-    from incofl.analysis.analyze import Options, analyze, default_out
-    from incofl.analysis.runs import RecordedRun, find_runs
+    from incofl.analysis.analyze import Findings, analyze
     from incofl.cli.display import make_console, print_table
 
-    wanted = arg.words(only) if only is not None else None
-    found = find_runs([run.expanduser() for run in runs], RecordedRun)
-    place = out.expanduser() if out is not None else default_out(found)
-    console = make_console()
+    wanted, console = arg.words(only) if only is not None else None, make_console()
+
+    def tell(what: str | Findings) -> None:
+        if isinstance(what, str):
+            status.update(what)
+            return
+        if what.table:
+            print_table(what.table, what.title, console)
+        for line in [f"not analysed: {line}" for line in what.missing] + [f"wrote {path}" for path in what.files]:
+            console.print(line, soft_wrap=True)
+
     with console.status("reading the runs") as status:
-        options = Options(clients, examples, round, history, watch=status.update)
-        for findings in analyze(found, place, options, wanted):
-            if findings.table:
-                print_table(findings.table, findings.title, console)
-            said = [f"not analysed: {line}" for line in findings.missing] + [f"wrote {path}" for path in findings.files]
-            for line in said:
-                console.print(line, soft_wrap=True)
+        analyze(runs, out, only=wanted, clients=clients, examples=examples, round=round, history=history, watch=tell)

@@ -10,7 +10,8 @@ from incofl.errors import ConfigError
 
 Config = Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or a preset (incofl list presets).")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")]
-Method = Annotated[str | None, typer.Option("--method", "-m", metavar="M", help="Method (incofl list methods).")]
+OWN_METHOD = "Method (incofl list methods), or package.module:attribute."
+Method = Annotated[str | None, typer.Option("--method", "-m", metavar="M", help=OWN_METHOD)]
 Model = Annotated[str | None, typer.Option(metavar="M", help="Model (incofl list models), or package.module:factory.")]
 Set = Annotated[
     list[str] | None,

@@ -27,17 +27,15 @@ def compare(
     The table is also written to DIR as Markdown, CSV and JSON.
     """
     from incofl.cli.display import RunDisplay, print_table
-    from incofl.config import load_config
-    from incofl.studies import compare
+    from incofl.studies.compare import CAPTION, compare, table
 
     names, numbers = arg.words(methods), arg.seeds(seeds)
     if not names:
         raise ConfigError(f"--methods: got {methods!r}, expected names such as heteroavg,incoavg")
-    overrides = [[*arg.overrides(set_, model=model, method=name), f"seed={n}"] for n in numbers for name in names]
-    arms = {(each.method, each.seed): each for each in (load_config(config, chosen) for chosen in overrides)}
-    with RunDisplay(quiet, len(arms)) as display:
-        results = compare.compare(arms, out.expanduser(), jobs, display.watch)
+    overrides = arg.overrides(set_, model=model)
+    with RunDisplay(quiet, len(names) * len(numbers)) as display:
+        results = compare(names, config, out, seeds=numbers, jobs=jobs, overrides=overrides, progress=display.watch)
     unit = " in percent" if results[0].percent else ""
     title = f"test {results[0].metric}{unit}, {len(numbers)} seed(s), {results[0].measure}"
-    print_table(compare.table(results), title)
-    typer.echo(f"{compare.CAPTION}\ntables and run folders in {out}")
+    print_table(table(results), title)
+    typer.echo(f"{CAPTION}\ntables and run folders in {out}")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import incofl
 import incofl.cli.arguments as arg
 from incofl.errors import ConfigError, DataError, needs_extra
 
@@ -46,7 +47,6 @@ def show(
     Sizes, classes, the pipeline, and the division among clients, which is that of a run with the same config keys.
     """
     from incofl.cli.display import print_table
-    from incofl.config import load_config
     from incofl.data import find_source
     from incofl.engine.build import build_data, build_partition
 
@@ -56,20 +56,21 @@ def show(
             raise ConfigError(f"--out: got {str(out)!r}, expected a file that ends in .png, .svg or .pdf")
         with needs_extra("analysis", "--out"):
             from incofl.data.pictures import draw
-    config = load_config(None, [f"data.root={json.dumps(str(root))}", *arg.overrides(set_, data=name)])
+    config = incofl.load_config(None, [f"data.root={json.dumps(str(root))}", *arg.overrides(set_, data=name)])
     data = build_data(config)
     partition = build_partition(config, data)
-    names = source.names or tuple(map(str, range(source.classes)))
     typer.echo(f"{name}: {len(data.train):,} training and {len(data.test):,} test examples, {data.classes} classes")
     shape, kind = " x ".join(map(str, source.view(config.data.side).shape)), type(data.pipeline)
     changed = [f"{key}={value}" for key, value in vars(data.pipeline).items() if value != getattr(kind, key, None)]
     typer.echo(f"a model sees {shape}; pipeline: {kind.__name__}({', '.join(changed)})")
+    names = source.names or tuple(map(str, range(source.classes)))
     if data.train.y.dim() == 1:
-        counts = [
-            [f"{int((part.y == label).sum()):,}" for part in (data.train, data.test)] for label in range(len(names))
-        ]
-        rows = [[str(label), named, *counts[label]] for label, named in enumerate(names)]
-        print_table([["class", "name", "training", "test"], *rows])
+        lines = [["class", "name", "training", "test"]]
+        for label, named in enumerate(names):
+            lines.append(
+                [str(label), named, *(f"{int((part.y == label).sum()):,}" for part in (data.train, data.test))]
+            )
+        print_table(lines)
     if source.decode is not None:
         for text in data.train.x[:FEW]:
             typer.echo(f"  {source.decode(text)!r}")
@@ -91,26 +92,22 @@ def fetch(name: Name, root: Root = ROOT) -> None:
     It is kept in DIR as NAME.safetensors. Needs the extra hub (pip install 'incofl[hub]'). Runs themselves never load
     anything over the network.
     """
-    from incofl.data import find_source
-    from incofl.data.provenance import fetch as fetch_from_hub
+    from incofl.data import find_source, provenance
 
     if not find_source(name).files:
         typer.echo(f"{name} is embedded: there is nothing to fetch")
     else:
-        path = fetch_from_hub(name, root.expanduser(), lambda address: typer.echo(f"fetching {address}"))
+        path = provenance.fetch(name, root.expanduser(), lambda address: typer.echo(f"fetching {address}"))
         typer.echo(f"wrote {path}")
 
 
 @data_app.command()
 def verify(name: Name, root: Root = ROOT) -> None:
-    """Check that a data set is what was published.
-
-    Reads everything, and compares sizes, class counts and checksums.
-    """
+    """Check that a data set is what was published: read everything, compare sizes, class counts and checksums."""
     from incofl.cli.display import print_table
-    from incofl.data.provenance import verify as run_checks
+    from incofl.data import provenance
 
-    checks = run_checks(name, root.expanduser())
-    print_table([["what", "verdict", "found"], *([check.what, check.verdict, check.note] for check in checks)])
+    checks = provenance.verify(name, root.expanduser())
+    print_table([["what", "verdict", "found"], *checks])
     if wrong := [check.what for check in checks if check.verdict == "differs"]:
         raise DataError(f"{name}: not as published: {', '.join(wrong)}; fetch it again unless you changed it yourself")

@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import typer
 from rich import box
@@ -118,24 +118,23 @@ class RunDisplay(Lines):
 
 def print_table(lines: Sequence[Sequence[str]], title: str = "", console: Console | None = None) -> None:
     """Prints a table, headings first; a narrow terminal wraps text and lacks some columns, but no word is cut."""
-    console, columns = console or make_console(), list(zip(*lines, strict=True))
+    console, least = console or make_console(), {column: _longest(column) for column in zip(*lines, strict=True)}
     for optional in OPTIONAL:
-        if _least_width(columns) > console.width:
-            columns = [column for column in columns if not column[0].startswith(optional)]
+        if _width(least) > console.width:
+            least = {column: width for column, width in least.items() if not column[0].startswith(optional)}
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        least = _longest(column)
-        whole = max(map(len, column)) == least  # there is nothing to wrap
-        table.add_column(column[0], justify="left" if _is_text(column) else "right", min_width=least, no_wrap=whole)
-    for cells in zip(*(column[1:] for column in columns), strict=True):
+    for column, width in least.items():
+        whole = max(map(len, column)) == width  # there is nothing to wrap
+        table.add_column(column[0], justify="left" if _is_text(column) else "right", min_width=width, no_wrap=whole)
+    for cells in zip(*(column[1:] for column in least), strict=True):
         table.add_row(*cells)
-    console.print(table, width=max(console.width, _least_width(columns)), crop=False)
-    if left_out := [heading for heading in lines[0] if heading not in [column[0] for column in columns]]:
+    console.print(table, width=max(console.width, _width(least)), crop=False)
+    if left_out := [heading for heading in lines[0] if heading not in [column[0] for column in least]]:
         console.print(f"left out, the terminal is too narrow: {', '.join(left_out)}")
 
 
-def _least_width(columns: Sequence[Sequence[str]]) -> int:
-    return sum(_longest(column) + 3 for column in columns)  # with the space between columns
+def _width(least: Mapping[tuple[str, ...], int]) -> int:
+    return sum(width + 3 for width in least.values())  # with the space between columns
 
 
 def _longest(column: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+import incofl
 import incofl.cli.arguments as arg
 from incofl.errors import ConfigError
 
@@ -29,7 +30,6 @@ def new(
 
     ``flwr run DIR`` works at once: as a simulation, or on a fleet of SuperNodes.
     """
-    from incofl.config import load_config
     from incofl.data import find_source
     from incofl.engine.build import outline
 
@@ -37,7 +37,7 @@ def new(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: got a file or a folder that is not empty, expected a new or an empty one")
     chosen = arg.overrides(None, method=method, model=model, data=data)
-    config = load_config(preset, [*chosen, f"data.clients={clients}", f"cohort={clients}"])
+    config = incofl.load_config(preset, [*chosen, f"data.clients={clients}", f"cohort={clients}"])
     values = {"method": config.method, "rounds": config.rounds, "seed": config.seed}
     values |= {"data.clients": clients, "cohort": clients}
     values |= {key: json.loads(value) for key, _, value in (override.partition("=") for override in chosen)}
@@ -45,12 +45,10 @@ def new(
         values["data.root"] = str(Path(config.data.root).expanduser().resolve())
     fields = {"name": app_name(folder), "clients": clients, "half": (clients + 1) // 2, "preset": preset}
     fields |= {"method": config.method, "data": config.data.name, "rounds": config.rounds}
-    fields |= {
-        "overrides": "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()),
-        "out": json.dumps(str(folder.resolve() / "runs" / "first"), ensure_ascii=False),
-        "levels": len(outline(config).splitter.depths),  # what cannot be built is said now
-        "plan": " ".join([preset, *(f"--set {override}" for override in chosen)]).replace('"', ""),
-    }
+    fields["overrides"] = "\n".join(f"{key} = {json.dumps(each, ensure_ascii=False)}" for key, each in values.items())
+    fields["out"] = json.dumps(str(folder.resolve() / "runs" / "first"), ensure_ascii=False)
+    fields["levels"] = len(outline(config).splitter.depths)  # what cannot be built is said now
+    fields["plan"] = " ".join([preset, *(f"--set {override}" for override in chosen)]).replace('"', "")
     folder.mkdir(parents=True, exist_ok=True)
     for template in (resources.files("incofl.cli") / "flower_app").iterdir():
         text = Template(template.read_text(encoding="utf-8")).substitute(fields)

@@ -21,6 +21,6 @@ def report(
     from incofl.costs import human
     from incofl.report.page import write_report
 
-    groups = write_report([path.expanduser() for path in runs], out.expanduser(), title)
+    groups = write_report(runs, out, title)
     count = sum(len(group.runs) for group in groups)
     typer.echo(f"{out}: {count} run(s), {human(out.expanduser().stat().st_size, 'B')}")

@@ -21,7 +21,7 @@ def reproduce(
     dry: Annotated[bool, typer.Option("--dry-run", help="Only print how many runs it would make.")] = False,
     quiet: arg.Quiet = False,
 ) -> None:
-    """Run an experiment of the paper and print our numbers beside its own. Without NAME, list them.
+    """Run an experiment of the paper and print our numbers next to its own. Without NAME, list them.
 
     Started again, it continues where it was interrupted; studies share the runs that they have in common.
     """

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+import incofl
 import incofl.cli.arguments as arg
 from incofl.errors import ConfigError, RunError
 
@@ -25,10 +26,8 @@ def run(
     Without CONFIG it trains five sizes of a small ResNet on the embedded digits with InCo Aggregation.
     """
     from incofl.cli.display import RunDisplay
-    from incofl.cli.plan import make_plan
-    from incofl.config import load_config
     from incofl.costs import human
-    from incofl.engine.run import run as run_federation
+    from incofl.engine.build import plan_fleet
     from incofl.engine.run_folder import RunFolder, new_folder
 
     if resume and out is None:
@@ -39,9 +38,9 @@ def run(
             raise RunError(f"{out}: holds no run to resume; check --out, or name the CONFIG to start it with")
     overrides = arg.overrides(set_, method=method, model=model)
     if devices is None:
-        resolved = load_config(config, overrides)
+        resolved = incofl.load_config(config, overrides)
     else:
-        resolved, *_ = make_plan(config, overrides, devices, ignore_limits)
+        resolved, *_ = plan_fleet(config, overrides, devices, ignore_limits)
     folder = RunFolder(out.expanduser() if out is not None else new_folder(resolved))
 
     def advice() -> str:
@@ -50,7 +49,7 @@ def run(
         return saved if done else "no round was finished"
 
     with RunDisplay(quiet, advice=advice) as display:
-        result = run_federation(resolved, folder.path, resume=resume, progress=display)
+        result = incofl.run(resolved, folder.path, resume=resume, progress=display)
     display.print_result(result)
     traffic = f"{human(result['bytes_down'], 'B')} down, {human(result['bytes_up'], 'B')} up"
     typer.echo(f"{traffic}, {result['seconds']:.0f} s; records in {folder.path}")

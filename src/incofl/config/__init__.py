@@ -1,7 +1,124 @@
-"""The configuration of a run."""
+"""The configuration of a run, from TOML files, presets, ``key=value`` overrides and objects."""
 
-from incofl.config.reading import load_config, make_config, presets, read_toml, read_values
-from incofl.config.resolve import find_parts
-from incofl.config.schema import UNBOUND, Config
+import copy
+import dataclasses
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
-__all__ = ["UNBOUND", "Config", "find_parts", "load_config", "make_config", "presets", "read_toml", "read_values"]
+from incofl.config.resolve import OBJECTS, changed_options, find, find_parts, name_of, resolve
+from incofl.config.schema import KEYS, SECTIONS, UNBOUND, Config
+from incofl.errors import ConfigError, nearest
+from incofl.methods import METHODS, all_options
+from incofl.options import from_table
+
+__all__ = [
+    "UNBOUND",
+    "AnyConfig",
+    "Config",
+    "find_parts",
+    "load_config",
+    "make_config",
+    "presets",
+    "read_toml",
+    "read_values",
+]
+
+AnyConfig = Config | Mapping[str, Any] | str | Path | None
+RENAMED = {"aggregate.server_lr": "server.lr", "heterofl.clip": "local.max_grad_norm"}  # keys of earlier versions
+
+
+def make_config(values: AnyConfig = None, overrides: Iterable[str] = (), **objects: Any) -> Config:
+    """A checked config from nested values (as read from TOML), ``key=value`` overrides, and objects.
+
+    The values may also be a config, the name of a preset, or the path of a TOML file. Objects replace what the config
+    says: ``model``, ``data``, ``method`` and ``task``. Options that are given for a method apply to its object, too.
+    """
+    if unknown := sorted(objects.keys() - OBJECTS.keys()):
+        raise TypeError(f"got an unexpected argument {unknown[0]!r}, expected one of {', '.join(OBJECTS)}")
+    objects = {kind: value for kind, value in objects.items() if value is not None}
+    if isinstance(values, Config):
+        plain, changed = values.to_dict(), changed_options(values)
+        said = {key: plain[key] for key in KEYS} | changed if "method" in objects else plain
+        objects, values = values.objects | objects, said
+    tree: dict[str, Any] = copy.deepcopy(dict(values) if isinstance(values, Mapping) else read_values(values))
+    for override in overrides:
+        _set(tree, override)
+    # Dates, which TOML has, as they are written; null, which it does not have, is written "none".
+    text = json.dumps(tree, default=str)
+    tree = json.loads(text, object_hook=lambda table: {k: None if v == "none" else v for k, v in table.items()})
+    given = dict(objects)
+    for kind, value in objects.items():
+        table, key = OBJECTS[kind]
+        (tree.setdefault(table, {}) if table else tree)[key] = name = name_of(value)
+        if isinstance(value, str) or name in METHODS:
+            del given[kind]  # its name says it all
+    return resolve(_checked(tree, given))
+
+
+def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), **objects: Any) -> Config:
+    """Reads a TOML file, or a preset by its name, and applies overrides and objects."""
+    return make_config(path, overrides, **objects)
+
+
+def read_values(path: str | Path | None) -> dict[str, Any]:
+    """The values of a TOML file, or of a preset by its name."""
+    if path is None or Path(path).exists():
+        return {} if path is None else read_toml(path)
+    if str(path) not in presets():
+        raise ConfigError(f"{path}: no such file, nor a preset{nearest(str(path), presets())}")
+    return tomllib.loads(presets()[str(path)])
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The values of a TOML file."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path}: not a TOML file ({problem})") from None
+    except OSError as problem:
+        raise ConfigError(f"{path}: {str(problem.strerror).lower()}") from None
+
+
+def presets() -> dict[str, str]:
+    """The configs that come with the package, by name."""
+    files = (resources.files("incofl") / "presets").iterdir()
+    return {file.name.removesuffix(".toml"): file.read_text() for file in files if file.name.endswith(".toml")}
+
+
+def _set(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = (part.strip() for part in override.partition("="))
+    if not equals or not key:
+        raise ConfigError(f"config: got {override!r}, expected key=value such as data.alpha=0.5")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string: method=incoavg
+    *tables, last = key.split(".")
+    for table in tables:
+        tree = tree.setdefault(table, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"config: {key!r} is not a key: {table!r} is a value, not a table")
+    tree[last] = value
+
+
+def _checked(tree: dict[str, Any], objects: dict[str, Any]) -> Config:
+    """The config of a tree, whose tables are sections of ``Config`` or of methods."""
+    method = tree.get("method", Config.method)
+    sections = SECTIONS | all_options()
+    if isinstance(method, str) and ":" in method:  # your own, which may have sections of its own
+        sections |= find("method", method, objects).options
+    dotted = {f"{key}.{name}" for key, table in tree.items() if isinstance(table, dict) for name in table}
+    for old in RENAMED.keys() & dotted:
+        raise ConfigError(f"config: unknown key {old!r}; did you mean {RENAMED[old]!r}?")
+    for key in tree:
+        if key not in KEYS and key not in sections:
+            elsewhere = [name for name, own in sections.items() if key in (f.name for f in dataclasses.fields(own))]
+            hint = f"; did you mean '{elsewhere[0]}.{key}'?" if elsewhere else nearest(key, [*KEYS, *sections])
+            raise ConfigError(f"config: unknown key {key!r}{hint}")
+    known = {key: from_table(sections[key], value, key) if key in sections else value for key, value in tree.items()}
+    own = {key: known.pop(key) for key in KEYS if key in known}
+    return Config(**own, methods=known, objects=objects)

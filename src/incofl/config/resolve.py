@@ -1,7 +1,6 @@
 """From what a config says to what it means: the method, data, model and task that it names, and all defaults."""
 
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,7 +17,8 @@ from incofl.task import Task, find_task
 # Where the name of each kind of object stands in a config: table and key.
 OBJECTS = {"model": ("model", "name"), "data": ("data", "name"), "method": ("", "method"), "task": ("task", "name")}
 GIVEN = "object:"  # what a record says of an object that cannot be imported
-_KINDS: dict[str, Any] = {"data": (Data, find_source), "method": (Method, find_method), "task": (Task, find_task)}
+_TYPES: dict[str, Any] = {"model": object, "data": Data, "method": Method, "task": Task}
+_FIND: dict[str, Any] = {"model": find_family, "data": find_source, "method": find_method, "task": find_task}
 
 
 class Parts(NamedTuple):
@@ -31,36 +31,32 @@ class Parts(NamedTuple):
 
 def find_parts(config: Config) -> Parts:
     """The method, data and task of a resolved config."""
-    method = find("method", config.method, config.objects).with_options(config.methods)
-    source, task = find("data", config.data.name, config.objects), find("task", config.task.name, config.objects)
-    return Parts(method, source, task)
+    names = {"method": config.method, "data": config.data.name, "task": config.task.name}
+    method, source, task = (find(kind, name, config.objects) for kind, name in names.items())
+    return Parts(method.with_options(config.methods), source, task)
 
 
 def find(kind: str, name: str, objects: Mapping[str, Any]) -> Any:
     """The method, source of data, family of models or task that is given as an object, or that a name means."""
-    given = objects.get(kind)
-    if given is None and name.startswith(GIVEN):
+    given = objects.get(kind, name)
+    if isinstance(given, str) and given.startswith(GIVEN):
         key = ".".join(filter(None, OBJECTS[kind]))
-        hint = "resume it with the same script: incofl.run(..., resume=True)"
+        hint = "resume it with the same script, or give it to load_model, analyze or write_report"
         raise ConfigError(f"{key}: got {name!r}: this run was made from an object in Python; {hint}")
-    if kind == "model":
-        return find_family(name if given is None else given)
-    expected, by_name = _KINDS[kind]
-    if given is None:
-        return by_name(name)
-    if not isinstance(given, expected):
-        raise ConfigError(f"{kind}: got {given!r:.60}, expected a name or an object of type {expected.__name__}")
-    return source_of(given) if kind == "data" else given
+    if not isinstance(given, str | _TYPES[kind]):
+        raise ConfigError(f"{kind}: got {given!r:.60}, expected a name or an object of type {_TYPES[kind].__name__}")
+    if isinstance(given, Task):
+        return given
+    return source_of(given) if isinstance(given, Data) else _FIND[kind](given)
 
 
 def name_of(value: Any) -> str:
-    """The name of an object: itself if it is one, ``package.module:attribute`` if that finds it, else ``object:NAME``.
-
-    What is defined in a script or a notebook cannot be found by its name later.
-    """
+    """``package.module:attribute`` where that finds an object, which it does not in a script; else ``object:NAME``."""
     if isinstance(value, str):
         return value
     if isinstance(value, Method) and METHODS.get(value.name) == value:
+        return value.name
+    if isinstance(value, Data) and ":" in value.name:  # it was loaded by that name
         return value.name
     module, attribute = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if module not in (None, "__main__") and getattr(sys.modules.get(str(module)), attribute, None) is value:
@@ -73,9 +69,9 @@ def load_data(name: str) -> Data:
     found = load_attribute(name, "data.name")
     data = found() if callable(found) else found
     if not isinstance(data, Data):
-        expected = "expected Data or a function without arguments that makes one"
-        raise ConfigError(f"data.name: {name} is of type {type(data).__name__}, {expected}")
-    return data
+        kind = type(data).__name__
+        raise ConfigError(f"data.name: {name} is of type {kind}, expected Data or a function that makes one")
+    return replace(data, name=name)
 
 
 def resolve(config: Config) -> Config:
@@ -122,15 +118,17 @@ def _for_run(options: Any, config: Config) -> Any:
 
 
 def _options(config: Config, method: Method) -> dict[str, Any]:
-    """The options of the method, by section; an object keeps its own, and a warning names sections that differ."""
-    own = {key: _for_run(value, config) for key, value in method.options.items()}
-    asked = {key: _for_run(value, config) for key, value in config.methods.items() if key in own}
-    if "method" not in config.objects:
-        return own | asked
-    if ignored := [f"[{key}]" for key in asked if asked[key] != own[key]]:
-        reason = "the method is an object, which has its own options"
-        warnings.warn(f"config: ignored {', '.join(ignored)}: {reason}", stacklevel=4)
-    return own
+    """The options of the method, by section: its own, or what the config says; other sections are left out."""
+    return {key: _for_run(config.methods.get(key, own), config) for key, own in method.options.items()}
+
+
+def changed_options(config: Config) -> dict[str, dict[str, Any]]:
+    """What a resolved config says differently than its method, by section: what another method can take over."""
+    changed = {}
+    for key, own in _options(replace(config, methods={}), find("method", config.method, config.objects)).items():
+        options = vars(config.methods.get(key, own))
+        changed[key] = {name: value for name, value in options.items() if value != getattr(own, name)}
+    return {key: values for key, values in changed.items() if values}
 
 
 def _split(split: SplitConfig, method: Method, family: Family, depth: int | None) -> SplitConfig:

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.utils.data import default_collate
 
 from incofl.errors import DataError, IncoflError
-from incofl.inputs import Inputs, map_inputs, num_examples
+from incofl.tensors import Inputs, map_inputs, num_examples
 
 EXPECTED = "expected numbers of one shape: tokenise, pad or resize them first, or leave them out"
 TARGETS = ("label", "labels", "target", "targets", "y")  # columns of named data that hold the targets
@@ -88,29 +88,21 @@ def _as_number(tensor: Tensor) -> Tensor:
 class Data:
     """Your own data, or a data set of the table in memory.
 
-    Attributes:
-        train: the training examples: a pair ``(inputs, targets)`` of tensors or arrays, where inputs may be a tuple or
-            a dict of them; a torch ``Dataset`` of such pairs; a ``DataLoader`` of batches of them; or a Hugging Face
-            dataset with a column ``label``, ``labels``, ``target``, ``targets`` or ``y`` and others that are inputs.
-        test: the test examples, in the same form; without them, nothing is evaluated.
-        classes: number of classes; left out, one more than the largest whole-number target.
-        clients: who holds which examples: a list of index arrays, one group label per example, or the name of a column
-            of a Hugging Face dataset that holds the labels; left out, the config's partition divides them.
-        pipeline: how examples reach the model; left out, bytes become numbers from 0 to 1.
-        name: what it is called in records.
-        vocabulary: number of tokens, for texts; 0: not a text.
-        sequence: whether every position of a text has a target of its own.
+    Examples are a pair ``(inputs, targets)`` of tensors or arrays, where inputs may be a tuple or a dict of them; a
+    torch ``Dataset`` of such pairs; a ``DataLoader`` of batches of them; or a Hugging Face dataset with a column
+    ``label``, ``labels``, ``target``, ``targets`` or ``y`` and others that are inputs. ``clients`` is a list of index
+    arrays, one group label per example, or the name of a column of a Hugging Face dataset that holds the labels.
     """
 
-    train: Any
-    test: Any = None
+    train: Any  # the training examples
+    test: Any = None  # the test examples; without them, nothing is evaluated
     _: KW_ONLY
-    classes: int | None = None
-    clients: Any = None
-    pipeline: Pipeline = field(default_factory=Pipeline)
-    name: str = "own"
-    vocabulary: int = 0
-    sequence: bool = False
+    classes: int | None = None  # number of classes; left out, one more than the largest whole-number target
+    clients: Any = None  # who holds which examples; left out, the config's partition divides them
+    pipeline: Pipeline = field(default_factory=Pipeline)  # how examples reach the model
+    name: str = "own"  # what it is called in records
+    vocabulary: int = 0  # number of tokens, for texts; 0: not a text
+    sequence: bool = False  # whether every position of a text has a target of its own
 
     def __post_init__(self) -> None:
         classes, clients = self.classes, self.clients

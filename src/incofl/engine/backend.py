@@ -1,7 +1,7 @@
 """Where the clients of a run are: on this machine, on a Ray cluster, or at the other end of a network."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,14 +10,15 @@ import numpy as np
 from incofl.client import Upload
 from incofl.config import Config
 from incofl.engine.build import build
-from incofl.engine.executor import Executor, InProcess, make_store
+from incofl.engine.checkpoint import Manifest
+from incofl.engine.executor import Executor, InProcess
 from incofl.engine.federation import Federation
 from incofl.engine.pool import num_cores
 from incofl.engine.processes import WorkerProcesses
 from incofl.engine.ray_actors import RayActors
 from incofl.engine.round import RoundStats
 from incofl.engine.run_folder import Row, RunFolder
-from incofl.engine.store import ClientStore, Manifest
+from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
 from incofl.errors import ConfigError
 
@@ -32,71 +33,37 @@ class Memories(Protocol):
 
     manifest: Manifest
 
-    def keeper(self, round: int) -> Callable[[Upload], None]:
-        """A function that is called with every accepted upload of a round."""
-        ...
-
-    def saved(self) -> None:
-        """Called when the checkpoint is on disk."""
-        ...
-
-    def restore(self, manifest: Manifest) -> None:
-        """Goes back to the memories that a checkpoint names."""
-        ...
+    def keep(self, round: int, upload: Upload) -> None: ...
+    def saved(self) -> None: ...
+    def restore(self, manifest: Manifest) -> None: ...
 
 
-class Backend(Protocol):
-    """What a run asks of the place where its clients are."""
+class Backend:
+    """The place where the clients of a run are: this process and its workers, also on a Ray cluster. All are there."""
 
     def build(self, config: Config, folder: RunFolder) -> Federation:
         """The federation, before the folder is locked."""
-        ...
-
-    def memories(self, config: Config, federation: Federation, folder: Path) -> Memories:
-        """What clients remember."""
-        ...
-
-    def executor(
-        self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: Memories
-    ) -> Executor:
-        """Computes the clients' turns; from here on the folder belongs to this run."""
-        ...
-
-    def gather(self, federation: Federation, round: int) -> tuple[Federation, Sequence[int] | None]:
-        """The federation as its clients are before a round, and those that can be reached (``None``: all)."""
-        ...
-
-    def suffices(self, round: int, stats: RoundStats) -> bool:
-        """Whether a round's uploads are enough; if not, the round is repeated."""
-        ...
-
-    def observed(self) -> Row:
-        """What the backend adds to the row of the last round."""
-        ...
-
-
-class LocalBackend:
-    """Clients that this process computes, itself or in workers, also on a Ray cluster: all are there, always."""
-
-    def build(self, config: Config, folder: RunFolder) -> Federation:
         return build(config, folder.load_partition(config.num_clients), begun=folder.checkpoint.exists())
 
     def memories(self, config: Config, federation: Federation, folder: Path) -> Memories:
-        return make_store(federation, folder, config.engine.client_memory)
+        """What clients remember."""
+        self._store = ClientStore(federation, folder, config.engine.client_memory)
+        return self._store
 
-    def executor(
-        self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: Memories
-    ) -> Executor:
-        assert isinstance(memories, ClientStore)
-        return make_executor(config, federation, rounds, trace, memories)
+    def executor(self, config: Config, federation: Federation, rounds: int, trace: Trace) -> Executor:
+        """Computes the clients' turns; from here on the folder belongs to this run."""
+        return make_executor(config, federation, rounds, trace, self._store)
 
     def gather(self, federation: Federation, round: int) -> tuple[Federation, Sequence[int] | None]:
+        """The federation as its clients are before a round, and those that can be reached (``None``: all)."""
         return federation, None
 
     def suffices(self, round: int, stats: RoundStats) -> bool:
+        """Whether a round's uploads are enough; if not, the round is repeated."""
         return True
 
     def observed(self) -> Row:
+        """What the backend adds to the row of the last round."""
         return {}
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from incofl.config import Config, find_parts
-from incofl.config.resolve import Parts
-from incofl.data import Data, VirtualPartition, make_partition, natural_partition
+from incofl.config import Config, find_parts, load_config
+from incofl.costs import DeviceClass, assign, load_devices
+from incofl.data import Data
+from incofl.data.partition import VirtualPartition, make_partition, natural_partition
 from incofl.engine.federation import ClientLevels, Federation
 from incofl.errors import ConfigError, RunError
-from incofl.inputs import map_inputs
 from incofl.layout import Layout
 from incofl.method import Method
 from incofl.models import Model, ModelOptions, make_model
@@ -26,16 +26,16 @@ from incofl.seeds import Purpose, numpy_rng, seed_of, torch_rng
 from incofl.split import Kind, Levels, Splitter, num_depths, submodel
 from incofl.split.growth import make_growth
 from incofl.split.start import identity_start
+from incofl.tensors import map_inputs
 
 
-def build_model(config: Config, parts: Parts | None = None) -> Model:
+def build_model(config: Config) -> Model:
     """The server model, initialised from the seed. Needs no files: ``build`` puts pretrained weights into it."""
-    parts = parts or find_parts(config)
-    m, source, data = config.model, parts.source, config.objects.get("data")
+    parts, m, data = find_parts(config), config.model, config.objects.get("data")
+    source = parts.source
     assert m.width is not None  # resolved
-    view = source.view(config.data.side)
     options = ModelOptions(
-        shape=view.shape,
+        shape=source.view(config.data.side).shape,
         classes=source.classes,
         vocabulary=source.vocabulary,
         sequence=source.sequence,
@@ -61,16 +61,16 @@ def split_kind(config: Config, layout: Layout) -> Kind:
     return "layer" if len(layout.stages) == 1 else "stage"
 
 
-def build_splitter(config: Config, model: Model, method: Method | None = None) -> Splitter:
+def build_splitter(config: Config, model: Model) -> Splitter:
     """The splitter, checked against the model."""
     kind, levels = split_kind(config, model.layout), config.split.levels
     number: Levels = min(5, num_depths(model.layout, kind)) if levels == "auto" else levels
-    return (method or build_method(config)).split.splitter(model.layout, kind, number, config.split.depth)
+    return find_parts(config).method.split.splitter(model.layout, kind, number, config.split.depth)
 
 
-def build_method(config: Config, parts: Parts | None = None) -> Method:
+def build_method(config: Config) -> Method:
     """The method with the config's options in it."""
-    method, aggregate = (parts or find_parts(config)).method, config.aggregate
+    method, aggregate = find_parts(config).method, config.aggregate
     assert aggregate.weighting != "auto"  # resolved
     assert config.buffers != "auto"
     server = dataclasses.replace(
@@ -83,12 +83,11 @@ def build_method(config: Config, parts: Parts | None = None) -> Method:
     return dataclasses.replace(method, server=server)
 
 
-def build_data(config: Config, parts: Parts | None = None) -> Data:
+def build_data(config: Config) -> Data:
     """The data: an object, or a data set that is read from ``data.root``; limited by the config."""
-    source, given = (parts or find_parts(config)).source, config.objects.get("data")
-    if isinstance(given, Data):
-        data = given
-    else:
+    data = config.objects.get("data")
+    if not isinstance(data, Data):
+        source = find_parts(config).source
         train, test = source.load(Path(config.data.root).expanduser())
         pipeline = source.view(config.data.side).pipeline
         data = Data(train, test, classes=source.classes, pipeline=pipeline, name=config.data.name)
@@ -139,13 +138,11 @@ def check_machine(config: Config) -> None:
         float(torch.zeros((), device=device))
     except (RuntimeError, AssertionError, ValueError) as problem:
         reason = str(problem).partition("\n")[0]
-        raise ConfigError(
-            f"engine.device: got {device!r}, expected a device of this machine such as cpu ({reason})"
-        ) from None
+        want = f"expected a device of this machine such as cpu ({reason})"
+        raise ConfigError(f"engine.device: got {device!r}, {want}") from None
     if config.engine.compile and not any(shutil.which(name) for name in compilers if name):
-        raise ConfigError(
-            "engine.compile: got true, expected a C++ compiler on this machine: install g++ or leave it out"
-        )
+        want = "expected a C++ compiler on this machine: install g++ or leave it out"
+        raise ConfigError(f"engine.compile: got true, {want}")
 
 
 def with_identity_start(model: Model, splitter: Splitter) -> Model:
@@ -159,11 +156,11 @@ def with_identity_start(model: Model, splitter: Splitter) -> Model:
     return dataclasses.replace(model, initial=identity_start(model.initial, model.template, layout, splitter))
 
 
-def outline(config: Config, parts: Parts | None = None) -> Federation:
+def outline(config: Config) -> Federation:
     """The federation of a config before it has data: enough to check it and to say what it costs. Reads no files."""
-    parts = parts or find_parts(config)
-    model, method = build_model(config, parts), build_method(config, parts)
-    splitter = build_splitter(config, model, method)
+    model, method = build_model(config), build_method(config)
+    splitter = build_splitter(config, model)
+    growth = make_growth(config.split.grow, len(splitter.depths), config.rounds)
     return Federation(
         model=model,
         splitter=splitter,
@@ -171,14 +168,45 @@ def outline(config: Config, parts: Parts | None = None) -> Federation:
         data=Data((torch.empty(0), torch.empty(0))),
         partition=(),
         levels=client_levels(config, len(splitter.depths)),
-        task=parts.task,
+        task=find_parts(config).task,
         local=config.local,
         seed=config.seed,
         device=config.engine.device,
         compile=config.engine.compile,
         measured=config.eval.measured,
-        growth=make_growth(config.split.grow, len(splitter.depths), config.rounds) if method.level == "own" else None,
+        growth=growth if method.level == "own" else None,
     )
+
+
+def plan_fleet(
+    config: str | None, overrides: Sequence[str], devices: Path | None, ignore_limits: bool
+) -> tuple[Config, Federation, list[tuple[DeviceClass, int | None]]]:
+    """A config and its federation, whose clients are the devices of a file if there is one, and what each class trains.
+
+    The last are the classes of devices with the level that each trains; ``None`` if it takes no part.
+    """
+    if devices is None:
+        resolved = load_config(config, overrides)
+        return resolved, outline(resolved), []
+    fleet = load_devices(devices)
+    size = sum(device.count for device in fleet)
+    for key, _, value in (override.partition("=") for override in overrides):
+        if key.strip() == "split.counts" or (key.strip() == "data.clients" and value.strip() != str(size)):
+            raise ConfigError(f"--set {key}={value}: {devices} has {size} clients; leave it out, or change the file")
+    overrides = [*overrides, f"data.clients={size}", "split.counts=none"]
+    federation = outline(load_config(config, overrides))
+    levels, counts, trained = federation.costs, [0] * len(federation.costs), []
+    for device, fitting in zip(fleet, assign(fleet, levels), strict=True):
+        counts[fitting] += device.count
+        level = federation.trained(fitting)
+        exceeded = [] if level is None else device.exceeded(levels[level])
+        if exceeded and not ignore_limits:
+            why = f"{federation.method.name} trains level {level} on it, which needs {'; '.join(exceeded)}"
+            hint = "choose another method, or write --ignore-limits to train it anyway"
+            raise ConfigError(f"device class {device.name!r}: {why}; {hint}")
+        trained.append((device, level))
+    resolved = load_config(config, [*overrides, f"split.counts={counts}"])
+    return resolved, federation.with_clients(ClientLevels.grouped(counts), ()), trained
 
 
 def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool = False) -> Federation:
@@ -188,8 +216,7 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
     pretrained weights are not looked for: its checkpoint takes their place.
     """
     check_machine(config)
-    parts = find_parts(config)
-    federation = outline(config, parts)
+    federation = outline(config)
     if config.model.pretrained is not None and config.split.start == "identity":
         raise ConfigError("split.start: got 'identity', expected 'random' with model.pretrained")
     if config.model.pretrained is not None and not begun:
@@ -199,7 +226,7 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
     if federation.method.level == "largest-only" and not federation.levels.counts[-1]:
         name = federation.method.name
         raise ConfigError(f"method: {name} needs clients of the largest level, and no client can hold it")
-    data = build_data(config, parts)
+    data = build_data(config)
     last = int(torch.cat([torch.tensor([-1]), *(partition or [])]).max())
     if last >= len(data.train):
         raise RunError(f"partition.json: names example {last}, expected less than {len(data.train)}; delete the folder")

@@ -1,13 +1,11 @@
 """The state of a run after a round, in one file that is either whole or not there."""
 
-import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -18,33 +16,29 @@ from incofl.tensors import Tensors
 
 FORMAT = 1
 
-Memories = dict[int, tuple[int, int]]  # by client: level and round of the turn that it remembers
+Manifest = dict[int, tuple[int, int]]  # by client that remembers something: level and 0-based round of that turn
+Identity = Mapping[str, str]  # the digests of what a checkpoint belongs to: ``config`` and ``data``
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What a checkpoint belongs to: it is refused under another config or other data."""
+class Checkpoint(NamedTuple):
+    """The server, and which memories of clients belong to it."""
 
-    config: str
-    data: str
+    server: Server
+    memories: Manifest
 
 
-def save_checkpoint(path: Path, server: Server, identity: Identity, memories: Memories | None = None) -> None:
-    """Writes the server's state; a crash at any moment leaves the previous checkpoint or this one.
-
-    ``memories`` are those of the clients that belong to it, as ``ClientStore.manifest`` names them.
-    """
+def save_checkpoint(path: Path, server: Server, identity: Identity, memories: Manifest | None = None) -> None:
+    """Writes the server's state; a crash at any moment leaves the previous checkpoint or this one."""
     tensors = {f"shared/{name}": value for name, value in server.shared.items()}
     for kind, tables in (("private", server.private), ("extra", server.extra), ("states", server.states)):
         for table, values in tables.items():
             tensors |= {f"{kind}/{table}/{name}": value for name, value in values.items()}
-    header = {"format": FORMAT, "round": server.round, "config": identity.config, "data": identity.data}
+    header: dict[str, Any] = {"format": FORMAT, "round": server.round, **identity}
     if memories:
         header["memories"] = sorted((client, *when) for client, when in memories.items())
     # One entry of metadata: several would be written in random order, and equal runs make equal files.
     metadata = {"incofl": json.dumps(header, sort_keys=True)}
-    with atomic_write(path) as file:
-        file.write(save({name: value.contiguous() for name, value in tensors.items()}, metadata))
+    write_tensors(path, tensors, metadata)
 
 
 def checkpoint_round(path: Path) -> int:
@@ -53,14 +47,6 @@ def checkpoint_round(path: Path) -> int:
         return 0
     with safe_open(path, framework="pt") as file:
         return int(json.loads(file.metadata()["incofl"])["round"])
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a checkpoint holds: the server, and which memories of clients belong to it."""
-
-    server: Server
-    memories: Memories
 
 
 def load_checkpoint(path: Path, start: Server, identity: Identity | None = None) -> Checkpoint:
@@ -76,36 +62,30 @@ def load_checkpoint(path: Path, start: Server, identity: Identity | None = None)
         raise RunError(f"{path}: damaged checkpoint ({problem}); delete it to start again") from None
     if header.get("format") != FORMAT:
         raise RunError(f"{path}: checkpoint format {header.get('format')}, expected {FORMAT}")
-    for what, expected in dataclasses.asdict(identity).items() if identity is not None else ():
+    for what, expected in (identity or {}).items():
         if header.get(what) != expected:
-            raise RunError(
-                f"{path}: checkpoint of another {what} ({header.get(what)}, expected {expected}); choose another folder"
-            )
-    shared: Tensors = {}
-    tables: dict[str, dict[Any, Tensors]] = {"private": {}, "extra": {}, "states": {}}
+            found = f"checkpoint of another {what} ({header.get(what)}, expected {expected})"
+            raise RunError(f"{path}: {found}; choose another folder")
+    fields: dict[str, Any] = {"shared": {}, "private": {}, "extra": {}, "states": {}}
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
-        if kind == "shared":
-            shared[name] = value
-        else:
-            table, _, name = name.partition("/")
-            tables[kind].setdefault(int(table) if kind == "private" else table, {})[name] = value
-    if {name: tuple(value.shape) for name, value in shared.items()} != dict(start.layout.shapes):
+        table = fields[kind]
+        if kind != "shared":
+            of, _, name = name.partition("/")
+            table = table.setdefault(int(of) if kind == "private" else of, {})
+        table[name] = value
+    if {name: tuple(value.shape) for name, value in fields["shared"].items()} != dict(start.layout.shapes):
         raise RunError(f"{path}: checkpoint of another model; choose another folder")
-    private, extra, states = tables.values()
-    server = dataclasses.replace(
-        start, shared=shared, private=private, round=header["round"], extra=extra, states=states
-    )
+    server = dataclasses.replace(start, round=header["round"], **fields)
     return Checkpoint(server, {client: (level, round) for client, level, round in header.get("memories", [])})
 
 
-@contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name only when it is complete and on disk."""
+def atomic_write(path: Path, content: bytes) -> None:
+    """Writes a file that appears under its name only when it is complete and on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
     with temporary.open("wb") as file:
-        yield file
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -113,5 +93,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 def write_json(path: Path, value: object) -> None:
     """A JSON document, atomically."""
-    with atomic_write(path) as file:
-        file.write((json.dumps(value, indent=2) + "\n").encode())
+    atomic_write(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def write_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file, atomically."""
+    atomic_write(path, save({name: value.contiguous() for name, value in tensors.items()}, metadata))

@@ -1,16 +1,15 @@
 """Where clients' turns are computed. An executor decides place and time, never the result."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from incofl.client import Upload
 from incofl.engine.federation import Federation, Job
-from incofl.engine.store import LIMIT, ClientStore
+from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
 from incofl.engine.worker import EVAL_CHUNK, AnyJob, EvalJob, MeasureJob, Worker
 from incofl.server import Server
@@ -55,22 +54,18 @@ class Died(Exception):
     """A job has no result because its workers are gone; the message says how."""
 
 
-class LocalExecutor(ABC):
+class LocalExecutor(Executor):
     """An executor that computes jobs on machines of its own; a subclass says where."""
 
     def __init__(self, federation: Federation, trace: Trace | None = None, store: ClientStore | None = None) -> None:
         self._federation = federation
         self._worker = Worker(federation)
         self._trace = trace or Trace()
-        self._store = store or make_store(federation)
+        self._store = store or ClientStore(federation)
 
     @abstractmethod
     def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
         """The jobs in their order with what comes of each, or ``Died``; grouped as they become ready."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Frees processes and memory."""
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
         for finished in self._compute(server, jobs):
@@ -119,9 +114,3 @@ class InProcess(LocalExecutor):
 
     def close(self) -> None:
         """There is nothing to free."""
-
-
-def make_store(federation: Federation, folder: Path | None = None, limit: int = LIMIT) -> ClientStore:
-    """A store for the memory of a federation's clients."""
-    layout = federation.model.layout
-    return ClientStore(layout, federation.slice, folder, limit, federation.method.client.memory(layout))

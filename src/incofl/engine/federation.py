@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
+from torch import Tensor, nn
 
 from incofl.client import LocalSettings, Setting, Upload
 from incofl.costs import Cost, costs
 from incofl.data import Data
+from incofl.errors import ConfigError
 from incofl.method import Method
 from incofl.models import Model
 from incofl.seeds import Purpose, numpy_rng
 from incofl.server import Server
-from incofl.split import Slice, Splitter
+from incofl.split import Slice, Splitter, submodel
 from incofl.split.growth import Growth
 from incofl.task import CLASSIFICATION, Task
 
@@ -142,15 +143,16 @@ class Federation:
             labels=self.labels(job.client),
         )
 
+    def trained(self, held: int) -> int | None:
+        """The level that a client trains under this method whose resources allow ``held``; ``None``: no part in it."""
+        largest = len(self.splitter.depths) - 1
+        only = largest if held == largest else None
+        return {"own": held, "smallest": 0, "largest": largest, "largest-only": only}[self.method.level]
+
     def level_of(self, client: int) -> int:
-        """The level that a client trains under this method."""
-        match self.method.level:
-            case "own":
-                return self.trained_as(self.levels[client])
-            case "smallest":
-                return 0
-            case _:
-                return len(self.splitter.depths) - 1
+        """The level that a client trains under this method, if it takes part."""
+        level = self.trained(self.trained_as(self.levels[client]))
+        return len(self.splitter.depths) - 1 if level is None else level
 
     @cached_property
     def levels_in_use(self) -> list[int]:
@@ -161,16 +163,11 @@ class Federation:
     @cached_property
     def clients_by_level(self) -> list[int]:
         """Number of clients that train each level under this method."""
-        counts, nobody = self.levels.counts, [0] * (len(self.levels.counts) - 1)
-        match self.method.level:
-            case "own":
-                return list(counts)
-            case "smallest":
-                return [len(self.levels), *nobody]
-            case "largest":
-                return [*nobody, len(self.levels)]
-            case "largest-only":
-                return [*nobody, counts[-1]]
+        by_level = [0] * len(self.levels.counts)
+        for held, count in enumerate(self.levels.counts):
+            if (level := self.trained(held)) is not None:
+                by_level[level] += count
+        return by_level
 
     def slice(self, level: int, round: int, client: int | None = None) -> Slice:
         """The slice of a client of a level in a round: the same object for all clients that hold the same.
@@ -187,6 +184,21 @@ class Federation:
     def current_slice(self, level: int, server: Server) -> Slice:
         """The slice of a level in the last finished round: what is evaluated."""
         return self.slice(level, max(server.round - 1, 0))
+
+    def level_number(self, level: int) -> int:
+        """The number of a level, where -1 is the largest."""
+        levels = len(self.splitter.depths)
+        if not -levels <= level < levels:
+            raise ConfigError(f"level: got {level}, expected 0 to {levels - 1}, or -1 for the largest")
+        return level % levels
+
+    def module(self, server: Server, level: int) -> nn.Module:
+        """The module of a level with the server's values, ready for evaluation; -1 is the largest."""
+        level = self.level_number(level)
+        slice_ = self.current_slice(level, server)
+        module = submodel(self.model.template, self.model.layout, slice_)
+        module.load_state_dict(slice_.take(server.state(level)))
+        return module.eval()
 
     @cached_property
     def _slices(self) -> dict[tuple[int, int, int | None], Slice]:

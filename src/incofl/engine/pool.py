@@ -23,7 +23,7 @@ from incofl.engine.executor import Died, J, LocalExecutor
 from incofl.engine.federation import Federation, Job
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
-from incofl.engine.worker import AnyJob, Worker, one_thread
+from incofl.engine.worker import AnyJob, Worker, keep_freed_memory, one_thread
 from incofl.server import Server
 from incofl.split import Slice
 from incofl.tensors import Tensors, clone
@@ -31,13 +31,14 @@ from incofl.tensors import Tensors, clone
 TRIES = 2  # a job whose worker died is tried once more
 
 
-@dataclass(frozen=True)
+@dataclass
 class Task:
-    """A job in the hands of a worker: its place in the schedule, and the slot of its result."""
+    """A job: its place in the schedule, how often it was tried, and the slot of its result."""
 
     number: int
     job: AnyJob
-    slot: int
+    tries: int = 0
+    slot: int = -1
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class WorkerLoop:
     def __init__(self, setup: tuple[Federation, torch.dtype]) -> None:
         self._federation, default = setup
         torch.set_default_dtype(default)
+        torch.set_num_threads(1)
+        keep_freed_memory()
         self._worker = Worker(self._federation)
 
     def do(self, job: AnyJob, published: tuple[Any, ...], memory: Tensors) -> Reply:
@@ -129,14 +132,14 @@ class Pool(LocalExecutor, Generic[_Handle]):
             self._pool = [self._start() for _ in range(self._workers)]
         changing = {name: value for name, value in server.shared.items() if name not in frozen}
         self._publish((changing, server.private, server.round, server.extra))
-        waiting, tries, done = deque(range(len(jobs))), [0] * len(jobs), dict[int, tuple[Task, Any]]()
+        waiting, done = deque(Task(number, job) for number, job in enumerate(jobs)), dict[int, tuple[Task, Any]]()
         first = 0
         while first < len(jobs):
             while first not in done:
-                self._hand_out(waiting, jobs, tries)
+                self._hand_out(waiting)
                 for worker in self._replied():
-                    self._receive(worker, waiting, tries, done)
-            self._hand_out(waiting, jobs, tries)  # nobody should wait while these are being consumed
+                    self._receive(worker, waiting, done)
+            self._hand_out(waiting)  # nobody should wait while these are being consumed
             finished = []
             while first in done:
                 finished.append(done.pop(first))
@@ -146,17 +149,14 @@ class Pool(LocalExecutor, Generic[_Handle]):
                 yield [(jobs[task.number], made) for task, made in finished]
             self._free_slots.extend(task.slot for task, _ in finished)
 
-    def _hand_out(self, waiting: deque[int], jobs: Sequence[AnyJob], tries: list[int]) -> None:
+    def _hand_out(self, waiting: deque[Task]) -> None:
         for worker in self._pool:
             if worker.ready and worker.task is None and waiting and self._free_slots:
-                number = waiting.popleft()
-                worker.task = Task(number, jobs[number], self._free_slots.popleft())
-                tries[number] += 1
-                self._send(worker, worker.task, self._recall(jobs[number]))
+                task = worker.task = waiting.popleft()
+                task.tries, task.slot = task.tries + 1, self._free_slots.popleft()
+                self._send(worker, task, self._recall(task.job))
 
-    def _receive(
-        self, worker: _Handle, waiting: deque[int], tries: list[int], done: dict[int, tuple[Task, Any]]
-    ) -> None:
+    def _receive(self, worker: _Handle, waiting: deque[Task], done: dict[int, tuple[Task, Any]]) -> None:
         task, worker.task = worker.task, None
         assert task is not None
         number = self._pool.index(worker)
@@ -164,8 +164,8 @@ class Pool(LocalExecutor, Generic[_Handle]):
             reply = self._collect(worker, task)
         except Died as death:
             self._pool[number] = self._start()
-            if tries[task.number] < TRIES:
-                waiting.appendleft(task.number)
+            if task.tries < TRIES:
+                waiting.appendleft(task)
                 self._free_slots.appendleft(task.slot)
             else:
                 done[task.number] = task, Died(f"its {self.kind} died {TRIES} times ({death}); out of memory?")

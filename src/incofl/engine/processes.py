@@ -6,7 +6,6 @@ Workers are fresh interpreters, neither forks nor imports of the main script: a 
 
 import contextlib
 import dataclasses
-import os
 import signal
 import subprocess
 import sys
@@ -19,11 +18,11 @@ import torch
 
 from incofl.engine.executor import Died
 from incofl.engine.federation import Federation
-from incofl.engine.memory import keep_freed_memory, worker_environment
 from incofl.engine.parcel import SharedBytes
 from incofl.engine.pool import Pool, Reply, Task, WorkerHandle, WorkerLoop
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
+from incofl.engine.worker import worker_environment
 from incofl.tensors import Tensors
 
 
@@ -82,38 +81,37 @@ class WorkerProcesses(Pool[_Process]):
     def _start(self) -> _Process:
         ours, theirs = Pipe()
         fds = [theirs.fileno(), *(memory.fd for memory in (self._constant, self._state, *self._slots))]
-        command = [sys.executable, "-c", "from incofl.engine.processes import main; main()", *map(str, fds)]
-        environment = worker_environment() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        process = subprocess.Popen(command, pass_fds=fds, env=environment, stdin=subprocess.DEVNULL)
+        process = start_python("incofl.engine.processes", *fds, pass_fds=fds, stdin=subprocess.DEVNULL)
         theirs.close()
         with contextlib.suppress(OSError):  # it has died at once: noticed in _collect
             ours.send(self._setup)
         return _Process(process=process, connection=ours)
 
 
+def start_python(module: str, *arguments: int, **options: Any) -> subprocess.Popen[bytes]:
+    """A fresh interpreter that calls the function ``main`` of a module, and imports from where this one does."""
+    command = [sys.executable, "-c", f"from {module} import main; main()", *map(str, arguments)]
+    return subprocess.Popen(command, env=worker_environment(), **options)
+
+
 def main() -> None:
     """A worker process: serves the parent whose pipe and shared memory the arguments name, until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    pipe, *memory = (int(argument) for argument in sys.argv[1:])
+    pipe, *fds = map(int, sys.argv[1:])
+    connection, (constant, state, *slots) = Connection(pipe), [SharedBytes(fd) for fd in fds]
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
-        _serve(Connection(pipe), *(SharedBytes(fd) for fd in memory))
-
-
-def _serve(connection: Connection, constant: SharedBytes, state: SharedBytes, *slots: SharedBytes) -> None:
-    setup = connection.recv()
-    try:
-        loop = WorkerLoop(constant.get(setup))
-    except Exception:
-        connection.send(RuntimeError(f"in a worker process, at its start:\n{traceback.format_exc()}"))
-        return
-    while True:
-        task, published, memory = connection.recv()
-        slot: SharedBytes = slots[task.slot]
+        setup = connection.recv()
         try:
-            reply = loop.do(task.job, state.get(published), slot.get(memory))
-            message: Reply | Exception = dataclasses.replace(reply, made=slot.put(reply.made))
+            loop = WorkerLoop(constant.get(setup))
         except Exception:
-            message = RuntimeError(f"in a worker process, {task.job}:\n{traceback.format_exc()}")
-        connection.send(message)
+            connection.send(RuntimeError(f"in a worker process, at its start:\n{traceback.format_exc()}"))
+            return
+        while True:
+            task, published, memory = connection.recv()
+            slot = slots[task.slot]
+            try:
+                reply = loop.do(task.job, state.get(published), slot.get(memory))
+                message: Reply | Exception = dataclasses.replace(reply, made=slot.put(reply.made))
+            except Exception:
+                message = RuntimeError(f"in a worker process, {task.job}:\n{traceback.format_exc()}")
+            connection.send(message)

@@ -1,12 +1,12 @@
 """THE loop body of federated learning: one round. It knows no method, model, parameter or engine by name."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeGuard
 
+import torch
 from torch.linalg import vector_norm
 
 from incofl.client import Upload
@@ -16,7 +16,7 @@ from incofl.engine.trace import Trace
 from incofl.errors import UploadError
 from incofl.method import Method
 from incofl.server import Server
-from incofl.tensors import Tensors, all_finite, num_bytes
+from incofl.tensors import Tensors, num_bytes
 from incofl.transform import Record
 
 
@@ -82,8 +82,9 @@ class RoundStats:
         return self.loss_sum / self.examples if self.examples else None
 
 
-# Bound of the norm of a tensor in an upload. The server squares updates (InCo, the norms it records), after it may have
-# multiplied them (FedNova by ratios of normalisers, InCo by theta): 1e4 times this norm, squared, is still a float32.
+# Bound of the norm of a tensor in an upload. The server sums buffers, and squares updates (InCo, the norms it records)
+# that it may have multiplied (FedNova by ratios of normalisers, InCo by theta): 1e4 times this norm, squared, is still
+# a float32.
 LARGEST_NORM = 1e15
 
 
@@ -93,12 +94,12 @@ def check(upload: Upload) -> None:
     upload.slice.check(upload.update | upload.buffers, who)
     if upload.steps == 0:
         raise UploadError(f"{who}: trained on nothing; it has {upload.examples} example(s)")
-    for name, value in itertools.chain(upload.update.items(), upload.extra.items()):
-        if not vector_norm(value) <= LARGEST_NORM:  # so that NaN is refused too
+    parts = ("update of", upload.update), ("update of", upload.extra), ("buffer", upload.buffers)
+    for what, name, value in ((what, *entry) for what, values in parts for entry in values.items()):
+        floats = value.to(torch.promote_types(value.dtype, torch.float32))  # counters are whole numbers
+        if not vector_norm(floats) <= LARGEST_NORM:  # so that NaN is refused too
             most = float(value.abs().max())
             if not math.isfinite(most):
                 raise UploadError(f"{who}: its update is not finite; {why}")
             bound = f"values up to {most:.1e}, expected a norm of at most {LARGEST_NORM:.0e}"
-            raise UploadError(f"{who}: its update of {name!r} has {bound}; {why}")
-    if not all_finite(upload.buffers):
-        raise UploadError(f"{who}: its update is not finite; {why}")
+            raise UploadError(f"{who}: its {what} {name!r} has {bound}; {why}")

@@ -12,26 +12,22 @@ from typing import Any, Self
 import numpy as np
 from torch import nn
 
-from incofl.config import Config, load_config, make_config
+from incofl.config import AnyConfig, make_config
 from incofl.data import Data, as_examples
-from incofl.engine.backend import Backend, LocalBackend
-from incofl.engine.checkpoint import Identity, checkpoint_round, load_checkpoint, save_checkpoint, write_json
-from incofl.engine.executor import Executor
-from incofl.engine.load import level_number, trained_module
-from incofl.engine.memory import keep_freed_memory
-from incofl.engine.progress import Lines, Progress, Silent
+from incofl.engine.backend import Backend
+from incofl.engine.build import outline
+from incofl.engine.checkpoint import Manifest, checkpoint_round, load_checkpoint, save_checkpoint, write_json
+from incofl.engine.progress import Lines, Progress, TensorBoard
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.run_folder import Row, RunFolder, new_folder, summarise
-from incofl.engine.tensorboard import TensorBoard, check_tensorboard
 from incofl.engine.trace import SERVER, Trace
-from incofl.engine.worker import Worker
-from incofl.errors import ConfigError
+from incofl.engine.worker import Worker, keep_freed_memory
+from incofl.errors import ConfigError, RunError
 from incofl.method import Method
 from incofl.server import Server
 from incofl.split.growth import OPEN
 from incofl.task import Task
 
-AnyConfig = Config | Mapping[str, Any] | str | Path | None
 AnyModel = Any  # a factory, an nn.Module, a pair of module and Layout, or a name
 
 
@@ -98,27 +94,25 @@ class Run:
         config: AnyConfig = None,
         out: str | Path | None = None,
         *,
-        model: AnyModel = None,
-        data: Data | str | None = None,
-        method: Method | str | None = None,
-        task: Task | str | None = None,
         resume: bool = False,
         progress: Progress | bool | None = None,
         backend: Backend | None = None,
+        **objects: Any,
     ) -> None:
-        self.config = _as_config(config, model=model, data=data, method=method, task=task)
+        self.config = make_config(config, **objects)
         self.folder = RunFolder(Path(out).expanduser() if out is not None else new_folder(self.config))
         self.rows: list[Row] = []
-        default = Silent() if progress is False else Lines()
-        self._progress: Progress = default if progress is None or isinstance(progress, bool) else progress
-        self._backend = backend or LocalBackend()
+        default = Progress() if progress is False else Lines()
+        self._progress = default if progress is None or isinstance(progress, bool) else progress
+        self._receivers = [self._progress]
+        self._backend = backend or Backend()
         self._stack = contextlib.ExitStack()
         self._open = False
         self._summary: dict[str, Any] = {}
         keep_freed_memory()
         self.folder.check(self.config, resume)
         if self.config.record.tensorboard:
-            check_tensorboard()
+            self._receivers.append(TensorBoard(self.folder.tensorboard))
 
     def __enter__(self) -> Self:
         if not self._open:
@@ -140,33 +134,31 @@ class Run:
 
     def _start(self, stack: contextlib.ExitStack) -> None:
         config, folder, federation = self.config, self.folder, self.federation
-        self._identity = Identity(config.digest(), federation.data.fingerprint())
+        self._identity = {"config": config.digest(), "data": federation.data.fingerprint()}
         self.server: Server = federation.start()
         self._store = self._backend.memories(config, federation, folder.memories)
-        memories: dict[int, tuple[int, int]] = {}
+        memories: Manifest = {}
         if folder.checkpoint.exists():
-            checkpoint = load_checkpoint(folder.checkpoint, self.server, self._identity)
-            self.server, memories = checkpoint.server, checkpoint.memories
+            self.server, memories = load_checkpoint(folder.checkpoint, self.server, self._identity)
         self._store.restore(memories)
         if self.server.round > config.rounds:
-            raise ConfigError(
-                f"rounds: got {config.rounds}, expected at least {self.server.round}: so many are finished already"
-            )
+            least = f"expected at least {self.server.round}: so many are finished already"
+            raise ConfigError(f"rounds: got {config.rounds}, {least}")
         self.rows = folder.keep_rows(self.server.round)
         folder.save_config(config)
         if config.data.partition != "virtual" and len(federation.data.train):  # else it follows, or is not here
             folder.save_partition(federation.partition)
         if self.server.round < config.rounds:
             folder.save_environment()
-        self._progress.started(config, federation, self.rows)
+        for receiver in self._receivers:
+            receiver.started(config, federation, self.rows)
+            stack.callback(receiver.close)
         if self.server.round == 0 and config.record.keeps(0):
             save_checkpoint(folder.snapshot(0), self.server, self._identity)
         self._trace = Trace(on=config.engine.trace)
         stack.callback(self._finish)
-        self._board = TensorBoard(folder.tensorboard, federation.levels_in_use, self.rows, on=config.record.tensorboard)
-        stack.callback(self._board.close)
         left = config.rounds - self.server.round
-        self._executor: Executor = self._backend.executor(config, federation, left, self._trace, self._store)
+        self._executor = self._backend.executor(config, federation, left, self._trace)
         stack.callback(self._executor.close)
 
     def _finish(self) -> None:
@@ -202,7 +194,7 @@ class Run:
         stats = RoundStats(
             extra_of=functools.partial(federation.method.server.extra_for_client, server),
             on_upload=self._progress.uploaded,
-            on_accepted=store.keeper(server.round),
+            on_accepted=functools.partial(store.keep, server.round),
             trace=trace,
         )
         start = time.perf_counter()
@@ -223,8 +215,8 @@ class Run:
             store.saved()
         self.server = server
         self.rows.append(row)
-        self._board.add(row)
-        self._progress.finished_round(row)
+        for receiver in self._receivers:
+            receiver.finished_round(row)
         return row
 
     def _evaluated(self, server: Server, stats: RoundStats) -> tuple[Server, Row]:
@@ -262,27 +254,45 @@ class Run:
         """All metrics of a level's sub-model on the test set, or on other data in a form that ``Data`` takes."""
         federation = self.federation
         examples = federation.data.test if data is None else as_examples(data, "data")
-        level = level_number(level, federation.splitter)
-        state = federation.current_slice(level, self.server).look(self.server.state(level))
-        return federation.task.values(Worker(federation).score(level, max(self.server.round - 1, 0), state, examples))
+        score = Worker(federation).evaluate(self.server, federation.level_number(level), examples)
+        return federation.task.values(score)
 
     def model(self, level: int = -1) -> nn.Module:
         """The module of a level as it is now, ready for evaluation; -1 is the largest."""
-        return trained_module(self.federation, self.server, level)
+        return self.federation.module(self.server, level)
 
     def result(self) -> Result:
         """The result so far; complete when the run is closed."""
         return Result(self._summary, self)
 
 
-def _as_config(config: AnyConfig, **objects: Any) -> Config:
-    if isinstance(config, Config):  # one that was put together by hand is checked here
-        return make_config(
-            config.to_dict(), **{**config.objects, **{k: v for k, v in objects.items() if v is not None}}
-        )
-    if isinstance(config, Mapping):
-        return make_config(config, **objects)
-    return load_config(config, **objects)
+def load_model(folder: str | Path, level: int = -1, **objects: Any) -> nn.Module:
+    """The model of a level after the last finished round of a run, ready for evaluation; -1 is the largest.
+
+    ``objects`` are those that the run was made from, if any: ``model``, ``data``, ``method``, ``task``.
+    """
+    records = RunFolder(Path(folder))
+    if not records.checkpoint.exists():
+        raise RunError(f"{folder}: holds no checkpoint; is it a run folder with a finished round?")
+    config = make_config(records.config, **objects)
+    federation = outline(config)
+    server = load_checkpoint(records.checkpoint, federation.start()).server
+    if config.buffers == "static" and server.layout.buffers:
+        _check_measured(records, server, federation.level_number(level))
+    return federation.module(server, level)
+
+
+def _check_measured(records: RunFolder, server: Server, level: int) -> None:
+    """Refuses weights whose batch-norm statistics were not measured with them."""
+    row = next(row for row in records.rows() if row["round"] == server.round)
+    problem = "so that its static batch-norm statistics were not measured"
+    if row["accuracy"] is None:
+        hint = f"continue to a round that is, the last one for example: incofl run --resume --out {records.path}"
+        last = f"round {server.round}, the last finished one, was not evaluated"
+        raise RunError(f"{records.path}: {last}, {problem}; {hint}")
+    if level not in server.private:
+        hint = f"load one of {sorted(server.private)}"
+        raise RunError(f"{records.path}: nobody trains level {level}, {problem}; {hint}")
 
 
 def _mean(values: list[float | None] | None) -> float | None:

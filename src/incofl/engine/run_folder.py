@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from incofl.config import UNBOUND, Config, make_config, read_toml
+from incofl.config import UNBOUND, Config, make_config
 from incofl.engine.checkpoint import atomic_write, write_json
 from incofl.errors import RunError
 from incofl.statistics import tail_mean
@@ -70,15 +70,15 @@ class RunFolder:
             raise RunError(f"{self.path}: holds records but no config.toml; choose another folder")
         if not occupied:
             return
-        theirs = make_config(read_toml(self.config), **config.objects)
+        theirs = make_config(self.config, **config.objects)
         if theirs.digest() != config.digest():
-            difference = _difference(theirs, config)
+            there, here = theirs.flat(), config.flat()
+            key = next(key for key in here if there.get(key) != here[key] and key not in UNBOUND)
+            difference = f"{key} is {there.get(key)!r} there, {here[key]!r} here"
             raise RunError(f"{self.path}: holds a run with another config ({difference}); choose another folder")
         if not resume:
-            raise RunError(
-                f"{self.path}: holds this run already; continue it (--resume, or resume=True in Python) or choose "
-                "another folder"
-            )
+            hint = "continue it (--resume, or resume=True in Python) or choose another folder"
+            raise RunError(f"{self.path}: holds this run already; {hint}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -97,8 +97,7 @@ class RunFolder:
 
     def save_config(self, config: Config) -> None:
         """The config that the rounds from here on are run with."""
-        with atomic_write(self.config) as file:
-            file.write(config.to_toml().encode())
+        atomic_write(self.config, config.to_toml().encode())
 
     def save_environment(self) -> None:
         """What the rounds are computed with; a resumption is added to what is known of the rounds before it."""
@@ -110,8 +109,7 @@ class RunFolder:
 
     def save_partition(self, partition: Sequence[Tensor]) -> None:
         """Saved before the first round; a resumed run reads it."""
-        with atomic_write(self.partition) as file:
-            file.write(json.dumps([part.tolist() for part in partition], separators=(",", ":")).encode())
+        atomic_write(self.partition, json.dumps([part.tolist() for part in partition], separators=(",", ":")).encode())
 
     def load_partition(self, clients: int) -> list[Tensor] | None:
         """The saved partition, if there is one."""
@@ -151,16 +149,8 @@ class RunFolder:
         rows = [row for row in self.rows() if row["round"] <= rounds]
         if [row["round"] for row in rows] != list(range(1, rounds + 1)):
             raise RunError(f"{self.metrics}: lacks rounds that the checkpoint has ({rounds}); delete the folder")
-        with atomic_write(self.metrics) as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        atomic_write(self.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
         return rows
-
-
-def _difference(theirs: Config, ours: Config) -> str:
-    """The first key in which two configs differ, in words."""
-    a, b = theirs.flat(), ours.flat()
-    key = next(key for key in b if a.get(key) != b[key] and key not in UNBOUND)
-    return f"{key} is {a.get(key)!r} there, {b[key]!r} here"
 
 
 def new_folder(config: Config) -> Path:
@@ -185,7 +175,7 @@ def summarise(
         "metric": task.first,
         "accuracy": last and last["accuracy"],
         "accuracy_by_level": last and last["accuracy_by_level"],
-        "accuracy_last_ten": tail_mean(evaluated) if evaluated else None,
+        "accuracy_tail": tail_mean(evaluated) if evaluated else None,
         "accuracy_best": best((row["accuracy"] for row in evaluated), default=None),
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "bytes_down": sum(row["bytes_down"] for row in rows),

@@ -6,43 +6,26 @@ the checkpoint names are there; any others are leftovers.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
 from incofl.client import Upload
-from incofl.engine.checkpoint import atomic_write
+from incofl.engine.checkpoint import Manifest, write_tensors
+from incofl.engine.federation import Federation
 from incofl.errors import RunError
-from incofl.layout import Layout
 from incofl.split import Slice
 from incofl.tensors import Tensors, clone, num_bytes
-
-LIMIT = 2**30  # bytes in memory
-
-# For each client that remembers something: the level that it held then, and the 0-based number of the round.
-Manifest = dict[int, tuple[int, int]]
 
 
 class ClientStore:
     """Client memory by client; its size follows the clients seen, not the population."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        slice_of: Callable[[int, int, int], Slice],
-        folder: Path | None = None,
-        limit: int = LIMIT,
-        names: frozenset[str] = frozenset(),
-    ) -> None:
-        """A store in a ``folder`` that keeps ``limit`` bytes in memory; without a folder, all in memory.
-
-        ``slice_of(level, round, client)`` says in which coordinates a memory is, ``names`` what clients remember.
-        """
-        self._layout, self._slice_of, self._folder, self._limit = layout, slice_of, folder, limit
-        self._names = names
+    def __init__(self, federation: Federation, folder: Path | None = None, limit: int = 2**30) -> None:
+        """A store in a ``folder`` that keeps ``limit`` bytes in memory; without a folder, all in memory."""
+        self._federation, self._folder, self._limit = federation, folder, limit
         self._recent: OrderedDict[int, Tensors] = OrderedDict()
         self._bytes = 0
         self._replaced: list[Path] = []
@@ -55,33 +38,29 @@ class ClientStore:
         """
         if client not in self.manifest:
             return {}
-        memory, held = self._load(client), self._slice_of(*self.manifest[client], client)
+        memory, held = self._load(client), self._federation.slice(*self.manifest[client], client)
         if held is slice_:
             return memory
-        dtypes = dict.fromkeys(self._names & slice_.index.keys(), torch.get_default_dtype())
-        dtypes |= {name: value.dtype for name, value in memory.items()}
-        full = {name: torch.zeros(self._layout.shapes[name], dtype=dtype) for name, dtype in dtypes.items()}
+        shapes = self._federation.model.layout.shapes
+        remembered = self._federation.method.client.memory(self._federation.model.layout) & slice_.index.keys()
+        dtypes = dict.fromkeys(remembered, torch.get_default_dtype()) | {n: value.dtype for n, value in memory.items()}
+        full = {name: torch.zeros(shapes[name], dtype=dtype) for name, dtype in dtypes.items()}
         held.write(memory, full)
         return slice_.take(full)
 
-    def put(self, client: int, level: int, round: int, memory: Mapping[str, torch.Tensor]) -> None:
+    def put(self, client: int, level: int, round: int, memory: Tensors) -> None:
         """Replaces what a client remembers, by what it made of a turn."""
         before, self.manifest[client] = self.manifest.get(client), (level, round)
         if self._folder is not None:
-            with atomic_write(self._path(client)) as file:
-                file.write(save({name: value.contiguous() for name, value in memory.items()}))
+            write_tensors(self._path(client, round), memory)
             if before is not None and before[1] != round:
                 self._replaced.append(self._path(client, before[1]))
         self._remember(client, clone(memory))
 
-    def keeper(self, round: int) -> Callable[[Upload], None]:
-        """A function that keeps what the client of an accepted upload remembers."""
-
-        def keep(upload: Upload) -> None:
-            if upload.memory:
-                self.put(upload.client, upload.level, round, upload.memory)
-
-        return keep
+    def keep(self, round: int, upload: Upload) -> None:
+        """Keeps what the client of an accepted upload remembers."""
+        if upload.memory:
+            self.put(upload.client, upload.level, round, upload.memory)
 
     def saved(self) -> None:
         """Deletes what is replaced for good: call it when the checkpoint is on disk."""
@@ -95,19 +74,17 @@ class ClientStore:
         self.manifest, self._replaced = dict(manifest), []
         self._recent.clear()
         self._bytes = 0
-        expected = {self._path(client) for client in manifest}
+        expected = {self._path(client, round) for client, (_, round) in manifest.items()}
         if missing := sorted(path for path in expected if not path.exists()):
-            raise RunError(
-                f"{missing[0]}: the memory of a client is missing ({len(missing)} in all); the run cannot be "
-                "continued without it: restore the file, or start again in another folder"
-            )
+            hint = "the run cannot be continued without it: restore the file, or start again in another folder"
+            raise RunError(f"{missing[0]}: the memory of a client is missing ({len(missing)} in all); {hint}")
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             if path not in expected:
                 path.unlink()
 
     def _load(self, client: int) -> Tensors:
         if client not in self._recent:
-            path = self._path(client)
+            path = self._path(client, self.manifest[client][1])
             try:
                 self._remember(client, load_file(path))
             except (OSError, SafetensorError) as problem:
@@ -121,8 +98,6 @@ class ClientStore:
         while self._folder is not None and self._bytes > self._limit and len(self._recent) > 1:
             self._bytes -= num_bytes(self._recent.popitem(last=False)[1])
 
-    def _path(self, client: int, round: int | None = None) -> Path:
+    def _path(self, client: int, round: int) -> Path:
         assert self._folder is not None
-        return (
-            self._folder / f"client-{client}-round-{self.manifest[client][1] if round is None else round}.safetensors"
-        )
+        return self._folder / f"client-{client}-round-{round}.safetensors"

@@ -9,18 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
 
 SERVER = "server"
-
-
-class Span(NamedTuple):
-    """Something that a process did. Times are of ``perf_counter``, which the processes of a machine share."""
-
-    what: str
-    who: str
-    start: float
-    end: float
 
 
 @dataclass
@@ -28,12 +18,13 @@ class Trace:
     """Collects spans while it is ``on``."""
 
     on: bool = False
-    spans: list[Span] = field(default_factory=list)
+    # What, who, start and end; times are of perf_counter, which the processes of a machine share.
+    spans: list[tuple[str, str, float, float]] = field(default_factory=list)
 
     def add(self, what: str, who: str, start: float, end: float) -> None:
         """Records something that has ended."""
         if self.on:
-            self.spans.append(Span(what, who, start, end))
+            self.spans.append((what, who, start, end))
 
     @contextmanager
     def span(self, what: str, who: str = SERVER) -> Iterator[None]:
@@ -44,8 +35,8 @@ class Trace:
 
     def save(self, path: Path) -> None:
         """Writes all spans; times are in microseconds since the first."""
-        zero = min((span.start for span in self.spans), default=0.0)
-        tracks = {who: number for number, who in enumerate(sorted({span.who for span in self.spans}))}
+        zero = min((start for _, _, start, _ in self.spans), default=0.0)
+        tracks = {who: number for number, who in enumerate(sorted({who for _, who, _, _ in self.spans}))}
         events: list[dict[str, object]] = [
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": who}}
             for who, number in tracks.items()

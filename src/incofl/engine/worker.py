@@ -5,6 +5,9 @@ they are divided over threads, and a turn must give the same bits everywhere.
 """
 
 import copy
+import ctypes
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,14 +18,14 @@ from torch.utils._pytree import tree_leaves
 
 from incofl.anchor import SmallestPath, within
 from incofl.client import ClientInput, Upload, evaluate, measure_buffers, train
-from incofl.data import EVAL_BATCH, Examples, eval_batches, local_batches
+from incofl.data import Examples
+from incofl.data.pipeline import EVAL_BATCH, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
-from incofl.inputs import Inputs, call, map_inputs
 from incofl.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
 from incofl.split import submodel
 from incofl.task import Score
-from incofl.tensors import Tensors
+from incofl.tensors import Inputs, Tensors, call, map_inputs
 
 MEASURED_BATCH = 500
 EVAL_CHUNK = 2_000  # test examples of one evaluation job: small enough to spread, large enough to be worth a message
@@ -65,10 +68,11 @@ class Worker:
         match job:
             case Job():
                 return self.train(server, job, memory)
-            case EvalJob():
-                return self.evaluate(server, job)
-            case MeasureJob():
-                return self.measure(server, job)
+            case EvalJob(level, start):
+                examples = self._federation.data.test.pick(slice(start, start + EVAL_CHUNK))
+                return self.evaluate(server, level, examples)
+            case MeasureJob(level):
+                return self.measure(server, level)
 
     def train(self, server: Server, job: Job, memory: Tensors | None = None) -> Upload:
         """One client's turn, with the slice of the server that it holds."""
@@ -108,11 +112,10 @@ class Worker:
         index = {name: within(small.index[name], large.index[name], shapes[name]) for name in parameters}
         return SmallestPath(f.method.anchor, self.module(0, job.round), index)
 
-    def evaluate(self, server: Server, job: EvalJob) -> Score:
-        """The score of a level's sub-model on a part of the test set."""
-        f = self._federation
-        state = f.current_slice(job.level, server).look(server.state(job.level))
-        return self.score(job.level, server.round, state, f.data.test.pick(slice(job.start, job.start + EVAL_CHUNK)))
+    def evaluate(self, server: Server, level: int, examples: Examples) -> Score:
+        """The score of a level's sub-model on some examples."""
+        state = self._federation.current_slice(level, server).look(server.state(level))
+        return self.score(level, server.round, state, examples)
 
     def score(self, level: int, round: int, state: Tensors, examples: Examples, size: int = EVAL_BATCH) -> Score:
         """The score of a sub-model with some values on some examples, in batches of a size."""
@@ -123,14 +126,14 @@ class Worker:
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
             return evaluate(module, state, batches, f.task)
 
-    def measure(self, server: Server, job: MeasureJob) -> Tensors:
+    def measure(self, server: Server, level: int) -> Tensors:
         """Batch-norm statistics of a level's sub-model on a fixed sample of the training images."""
         f = self._federation
-        state = self._on_device(f.current_slice(job.level, server).look(server.state(job.level)))
+        state = self._on_device(f.current_slice(level, server).look(server.state(level)))
         images = f.data.train
         chosen = torch.randperm(len(images), generator=torch_rng(f.seed, Purpose.MEASURING, 0))[: f.measured]
         parts = chosen.tensor_split(-(-len(chosen) // MEASURED_BATCH))  # of equal weight, so of equal size
-        module = self.module(job.level, server.round)
+        module = self.module(level, server.round)
         batches = (self.input(module, f.data.pipeline.test(images.pick(part).x)) for part in parts)
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
             return measure_buffers(module, state, batches)
@@ -224,3 +227,26 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def keep_freed_memory() -> None:
+    """Keeps freed memory of this process for the next allocation of its size, where the C library is glibc.
+
+    By default large blocks are returned to the system. Every training step and every round allocates the same ones
+    again, and the system must find and clear each of their pages anew: about a tenth of a training step.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def worker_environment() -> dict[str, str]:
+    """The environment of a process that computes with one thread, in large pages where the system has them."""
+    tunables = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }

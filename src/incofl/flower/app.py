@@ -14,13 +14,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from incofl.config import Config, make_config, read_values
+from incofl.config import AnyConfig, Config, make_config
 from incofl.config.resolve import GIVEN, OBJECTS, name_of
 from incofl.costs import human, read_limits
 from incofl.data import Data
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
-from incofl.engine.run import AnyConfig, AnyModel, Result, run
+from incofl.engine.run import AnyModel, Result, run
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError, IncoflError
 from incofl.flower.backend import FlowerBackend
@@ -52,7 +52,7 @@ def make_server_app(
     nodes have training examples, the train part of the server's ``data`` has 0 examples, which tell their shape and
     type, and its test part is what the server evaluates on.
     """
-    chosen, app = from_table(Settings, settings, "settings"), ServerApp()
+    chosen, app = from_table(Settings(), settings, "settings"), ServerApp()
     objects = {"model": model, "data": data, "method": method, "task": task}
 
     def main(grid: Grid, context: Context) -> None:
@@ -83,10 +83,7 @@ def serve(grid: Grid, config: Config, settings: Settings) -> Result:
 
 
 def _config(given: AnyConfig, overrides: list[str], objects: Mapping[str, Any]) -> Config:
-    if isinstance(given, Config):
-        objects = given.objects | {kind: value for kind, value in objects.items() if value is not None}
-        given = given.to_dict()
-    config = make_config(given if isinstance(given, Mapping) else read_values(given), overrides, **objects)
+    config = make_config(given, overrides, **objects)
     if config.engine.compile:
         raise ConfigError("engine.compile: got true, expected false: nodes are new processes in every turn")
     return config
@@ -171,7 +168,7 @@ class Node:
         known = {field.name for field in dataclasses.fields(NodeConfig)}
         given = {key.replace("-", "_"): value for key, value in context.node_config.items()}
         given = {key: value for key, value in given.items() if strict or key in known}
-        node, limits = from_table(NodeConfig, given, "node-config"), read_limits(given, "node-config")
+        node, limits = from_table(NodeConfig(), given, "node-config"), read_limits(given, "node-config")
         return node, Answer(given.get("partition_id", client), node.level, **limits)
 
     def _data(self, context: Context, facts: Mapping[str, Any]) -> Data:

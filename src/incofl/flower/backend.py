@@ -1,7 +1,6 @@
-"""A fleet of Flower nodes as the place where the clients of a run are.
+"""A fleet of Flower nodes as the place where the clients of a run are: replies are checked as they come.
 
-Replies are fetched as they come, checked, and added up in the order of the schedule, so that sums do not depend on who
-is first. Early replies wait on disk: the server holds one upload, and those that are just arriving.
+They are added up in the order of the schedule, so that sums do not depend on who is first; early ones wait on disk.
 """
 
 import math
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from incofl.client import Upload
 from incofl.config import Config
 from incofl.data import Data, Examples
+from incofl.engine.backend import Backend
 from incofl.engine.build import build
 from incofl.engine.executor import Executor, InProcess, Lost
 from incofl.engine.federation import Federation, Job
@@ -34,14 +34,13 @@ from incofl.flower.fleet import Fleet
 from incofl.flower.protocol import TENSORS, Answer, Order, Refusal, Report
 from incofl.flower.settings import Settings
 from incofl.flower.transport import CLOCKS, LOG, SAVED, Exchange
-from incofl.inputs import map_inputs
 from incofl.server import Server
-from incofl.tensors import Tensors, clone
+from incofl.tensors import Tensors, clone, map_inputs
 
 FACTS = ("name", "classes", "vocabulary", "sequence")  # attributes of ``Data`` that one node's may not show
 
 
-class FlowerBackend:
+class FlowerBackend(Backend):
     """Nodes that come and go."""
 
     def __init__(self, grid: Grid, settings: Settings) -> None:
@@ -63,12 +62,14 @@ class FlowerBackend:
         self._fleet = Fleet(self._grid, self._settings, self._nodes_file, federation)
         return self._fleet
 
-    def executor(self, config: Config, federation: Federation, rounds: int, trace: Trace, memories: object) -> Executor:
+    def executor(self, config: Config, federation: Federation, rounds: int, trace: Trace) -> Executor:
         settings = self._settings
         self._least = max(1, settings.min_nodes or config.cohort_size, settings.min_replies)
-        executor = GridExecutor(self._grid, settings, config, federation, self._fleet, trace)
-        self.observed = executor.observed
-        return executor
+        self._executor = GridExecutor(self._grid, settings, config, federation, self._fleet, trace)
+        return self._executor
+
+    def observed(self) -> Row:
+        return self._executor.observed()
 
     def gather(self, federation: Federation, round: int) -> tuple[Federation, Sequence[int] | None]:
         self._fleet.gather(round, self._least)
@@ -106,40 +107,38 @@ class Turn:
     parts: Parts
     exchange: Exchange | None = None
     bytes_down: int = 0
+    early: bool = False  # whether its reply waited on disk
     bytes_up: int = 0
     with_frozen: bool = False
-    early: bool = False  # its upload is on disk
     outcome: tuple[Upload, Report] | Refusal | None = None
 
 
-@dataclass
 class GridExecutor:
     """Sends turns to nodes; evaluates in this process, which has the test set."""
 
-    grid: Grid
-    settings: Settings
-    config: Config
-    federation: Federation
-    fleet: Fleet
-    trace: Trace
-
-    def __post_init__(self) -> None:
-        local = InProcess(self.federation, self.trace)
+    def __init__(
+        self, grid: Grid, settings: Settings, config: Config, federation: Federation, fleet: Fleet, trace: Trace
+    ) -> None:
+        self.grid, self.settings, self.config = grid, settings, config
+        self.federation, self.fleet, self.trace = federation, fleet, trace
+        local = InProcess(federation, trace)
         self.evaluate, self.measure, self.close = local.evaluate, local.measure, local.close
-        self._parts: dict[int, Parts] = {}  # by level
         self._abandoned: dict[int, Exchange] = {}  # by node, replies that were not here in time and may still come
         self._rows: list[Row] = []  # a line for each reply of the last round
         self._reports: list[Report] = []  # likewise
-        self._metric = self.federation.task.all_metrics[self.federation.task.first]
+        self._metric = federation.task.all_metrics[federation.task.first]
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
-        self._rows, self._reports, self._parts = [], [], {}
+        self._rows, self._reports = [], []
+        parts: dict[int, Parts] = {}  # by level
         self._abandoned = {node: late for node, late in self._abandoned.items() if late.running}
         waiting, under_way = deque(jobs), deque[Turn]()
         while waiting or under_way:
             while waiting and len(under_way) < self.settings.window:
                 job = waiting.popleft()
-                under_way.append(Turn(job, self.fleet.nodes[job.client].node, self._cut(server, job)))
+                if job.level not in parts or self.federation.splitter.by_client:
+                    parts[job.level] = self._cut(server, job)
+                under_way.append(Turn(job, self.fleet.nodes[job.client].node, parts[job.level]))
                 self._send(under_way[-1])
             start, turn = time.perf_counter(), under_way.popleft()
             while turn.outcome is None:
@@ -150,7 +149,6 @@ class GridExecutor:
                     time.sleep(self.settings.poll)
             self.trace.add(str(turn.job), "nodes", start, time.perf_counter())
             yield [self._result(turn, turn.outcome)]
-        self._parts = {}
 
     def observed(self) -> Row:
         """What the nodes of the last round measured."""
@@ -162,13 +160,10 @@ class GridExecutor:
         return row
 
     def _cut(self, server: Server, job: Job) -> Parts:
-        if job.level not in self._parts or self.federation.splitter.by_client:
-            slice_, rule = self.federation.slice(job.level, job.round, job.client), self.federation.method.server
-            held, extra = slice_.look(server.state(job.level)), slice_.look(rule.extra_for_client(server, job.level))
-            frozen = {name: held.pop(name) for name in slice_.frozen}
-            sent = {"model": protocol.arrays(held), "extra": protocol.arrays(extra)}
-            self._parts[job.level] = sent, frozen, protocol.digest(frozen)
-        return self._parts[job.level]
+        slice_, rule = self.federation.slice(job.level, job.round, job.client), self.federation.method.server
+        held, extra = slice_.look(server.state(job.level)), slice_.look(rule.extra_for_client(server, job.level))
+        frozen = {name: held.pop(name) for name in slice_.frozen}
+        return {"model": protocol.arrays(held), "extra": protocol.arrays(extra)}, frozen, protocol.digest(frozen)
 
     def _send(self, turn: Turn) -> None:
         if turn.node in self._abandoned:
@@ -206,8 +201,8 @@ class GridExecutor:
             if turn.exchange.running:
                 self._abandoned[turn.node] = turn.exchange
         else:
-            turn.early, turn.bytes_up = early, protocol.num_bytes(content)
-            turn.outcome = on_disk(upload, Path(self.settings.out)) if early else upload, report
+            turn.bytes_up = protocol.num_bytes(content)
+            turn.outcome, turn.early = (on_disk(upload, Path(self.settings.out)) if early else upload, report), early
 
     def _result(self, turn: Turn, outcome: tuple[Upload, Report] | Refusal) -> Upload | Lost:
         """What the round gets of a turn, and what the fleet learns from it."""
@@ -225,7 +220,7 @@ class GridExecutor:
             row |= {"accuracy": self._held_out([report]), "tested": report.tested}
         self._rows.append(row)
         self._reports.append(report)
-        if turn.early:
+        if turn.early:  # to the usual layout in memory
             in_memory: dict[str, Any] = {part: clone(getattr(upload, part)) for part in TENSORS}
             return replace(upload, **in_memory)
         return upload

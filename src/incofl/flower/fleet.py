@@ -1,13 +1,10 @@
-"""The fleet: which node is which client, the largest sub-model that each can afford, and what it remembers.
-
-All of it is kept in the run folder and found again when a run is resumed or a node comes back.
-"""
+"""The fleet: which node is which client, and what it can afford; kept in the run folder, for when it comes back."""
 
 import itertools
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -16,9 +13,8 @@ from flwr.serverapp import Grid
 
 from incofl.client import Upload
 from incofl.costs import DeviceClass, assign
-from incofl.engine.checkpoint import write_json
+from incofl.engine.checkpoint import Manifest, write_json
 from incofl.engine.federation import ClientLevels, Federation
-from incofl.engine.store import Manifest
 from incofl.errors import ConfigError, RunError
 from incofl.flower.protocol import VERSION, Answer, Refusal, decode_answer
 from incofl.flower.settings import Settings
@@ -31,7 +27,7 @@ class Node:
 
     client: int  # its number in the federation
     node: int  # its id in Flower
-    level: int  # the level that it gets
+    level: int  # the largest level that it can hold
     wanted: int | None = None  # the level that it asked for
     limits: dict[str, int] = field(default_factory=dict)  # the limits that it named
     examples: int | None = None  # number of its training examples, where only the node has them
@@ -43,7 +39,7 @@ class Fleet:
 
     def __init__(self, grid: Grid, settings: Settings, path: Path, federation: Federation) -> None:
         self._grid, self._settings, self._path = grid, settings, path
-        self._costs, self._defaults = federation.costs, federation.levels
+        self._federation, self._defaults = federation, federation.levels
         self._remembers = bool(federation.method.client.memory(federation.model.layout))
         self.manifest: Manifest = {}  # from which accepted turn a client's memory is, which its node keeps
         self._asked: dict[int, Exchange] = {}  # by node, questions without an answer
@@ -67,18 +63,14 @@ class Fleet:
         refused = [{"node": str(node), "reason": reason} for node, reason in sorted(self.refused.items())]
         write_json(self._path, {"run": self.run, "nodes": entries, "refused": refused})
 
-    def keeper(self, round: int) -> Callable[[Upload], None]:
-        def keep(upload: Upload) -> None:
-            if self._remembers:
-                self.manifest[upload.client] = upload.level, round
+    saved = save  # what is called when a checkpoint is on disk
 
-        return keep
+    def keep(self, round: int, upload: Upload) -> None:
+        if self._remembers:
+            self.manifest[upload.client] = upload.level, round
 
     def restore(self, manifest: Manifest) -> None:
         self.manifest = dict(manifest)
-
-    def saved(self) -> None:
-        self.save()
 
     def gather(self, round: int, least: int) -> None:
         """Waits, not too long, for all nodes before the first round and for the ``least`` number before others."""
@@ -92,11 +84,16 @@ class Fleet:
             self._question(self.meet(ids))
             ready, left = len(self._present), until - time.monotonic()
             wanted = least if self._begun or left < 0 else len(self._defaults)
-            if ready >= wanted:
+            trained = [self._federation.trained(self.nodes[client].level) for client in self.present]
+            if ready >= wanted and any(level is not None for level in trained):
                 break
-            if left < 0:
-                found = f"{ready} of {len(ids)} connected nodes are ready after {wait:g} s"
-                raise RunError(f"round {round + 1}: {found}, expected at least {least} (min-nodes); {SAVED}")
+            if left < 0 or ready == len(self._defaults):
+                found = f"{self._federation.method.name} needs the largest level, and none of {ready} nodes can hold it"
+                if ready < least:
+                    why = [f"; node {id} is left out: {reason}" for id, reason in self.refused.items()]
+                    found = f"{ready} of {len(ids)} connected nodes are ready after {wait:g} s"
+                    found = f"{found}, expected at least {least} (min-nodes){why[0] if why else ''}"
+                raise RunError(f"round {round + 1}: {found}; {SAVED}")
             if ready != told:
                 LOG.info("incofl: waiting for nodes: %d of %d are ready; for %.0f s at most", ready, wanted, left)
                 told = ready
@@ -112,7 +109,7 @@ class Fleet:
     def _question(self, ids: Collection[int]) -> None:
         """Asks nodes what they can do, and takes in those whose answers have come."""
         question = RecordDict({"question": ConfigRecord({"version": VERSION})})
-        for id in sorted(set(ids) - self._asked.keys()):
+        for id in (id for id in ids if id not in self._asked):
             message = Message(question, id, MessageType.QUERY, ttl=self._settings.wait + CLOCKS)
             self._asked[id] = Exchange(self._grid, message)
         for id, asked in list(self._asked.items()):
@@ -138,8 +135,10 @@ class Fleet:
             node = self.welcome(id, answer)
         except ConfigError as problem:
             return self.refuse(id, str(problem))
-        LOG.info("incofl: node %s is client %d, level %d", id, node.client, node.level)
-        return f"it is client {node.client} and gets level {node.level} from now on"
+        level = self._federation.trained(node.level)
+        share = "takes no part: it cannot hold the largest level" if level is None else f"gets level {level}"
+        LOG.info("incofl: node %s is client %d and %s", id, node.client, share)
+        return f"it is client {node.client} and {share} from now on"
 
     def refuse(self, id: int, reason: str) -> str:
         """Leaves a node out until it is asked again; in words."""
@@ -156,6 +155,11 @@ class Fleet:
             raise ConfigError(f"partition-id: got {client}, which node {node.node} is, expected one of its own")
         if node is None or (node.wanted, node.limits) != (answer.level, answer.limits):
             node = Node(client, id, self._level(id, client, answer), answer.level, answer.limits)
+        method, level = self._federation.method.name, self._federation.trained(node.level)
+        device = DeviceClass(f"node {id}", 1, **answer.limits)
+        if level is not None and (exceeded := device.exceeded(self._federation.costs[level])):
+            hint = "choose another method, or leave these limits out of its node-config to train it anyway"
+            raise ConfigError(f"{method} trains level {level} on it, which needs {'; '.join(exceeded)}; {hint}")
         self.nodes[client] = replace(node, node=id, examples=answer.examples)
         self._present[id] = client
         self.refused.pop(id, None)
@@ -172,26 +176,24 @@ class Fleet:
         known = (node.client for node in self.nodes.values() if node.node == id)
         never = (client for client in population if client not in self.nodes)
         free = (client for client in population if client not in present)
-        for client in itertools.chain(known, never, free):
-            return client
-        raise ConfigError(f"no client number is left for it: data.clients is {len(population)}")
+        if (client := next(itertools.chain(known, never, free), None)) is None:
+            raise ConfigError(f"no client number is left for it: data.clients is {len(population)}")
+        return client
 
     def _level(self, id: int, client: int, answer: Answer) -> int:
         """The level that a node asks for, the largest within the limits that it names, or what the config says."""
-        if answer.level is not None and answer.level >= len(self._costs):
-            raise ConfigError(f"level: got {answer.level}, expected 0 to {len(self._costs) - 1}")
+        if answer.level is not None and answer.level >= len(self._federation.costs):
+            raise ConfigError(f"level: got {answer.level}, expected 0 to {len(self._federation.costs) - 1}")
         if answer.level is None and answer.limits:
-            return assign([DeviceClass(f"node {id}", 1, **answer.limits)], self._costs)[0]
+            return assign([DeviceClass(f"node {id}", 1, **answer.limits)], self._federation.costs)[0]
         return self._defaults[client] if answer.level is None else answer.level
 
     def missed(self, client: int, at_once: bool = False) -> bool:
         """Notes that a turn was too much for a node; whether it gets a smaller one, ``at_once`` or out of patience."""
         node = self.nodes[client]
         node.missed += 1
-        if node.missed < self._settings.patience and not at_once:
-            return False
-        node.missed, smaller = 0, node.level > 0
-        node.level -= smaller
+        if smaller := node.level > 0 and (at_once or node.missed >= self._settings.patience):
+            node.missed, node.level = 0, node.level - 1
         return smaller
 
     @property
@@ -199,4 +201,4 @@ class Fleet:
         """The level of each client: of those that have not been seen, what the config says."""
         clients = range(len(self._defaults))
         levels = [self.nodes[c].level if c in self.nodes else self._defaults[c] for c in clients]
-        return ClientLevels(levels, len(self._costs))
+        return ClientLevels(levels, len(self._federation.costs))

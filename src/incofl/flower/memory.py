@@ -9,11 +9,11 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, RecordDict
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
-from incofl.engine.checkpoint import atomic_write
-from incofl.engine.executor import make_store
+from incofl.engine.checkpoint import write_tensors
 from incofl.engine.federation import Federation
+from incofl.engine.store import ClientStore
 from incofl.flower.protocol import Order, arrays, digest
 from incofl.tensors import Tensors
 
@@ -36,7 +36,7 @@ class NodeMemory:
             return {}
         if (memory := self._load(_name(*wanted))) is None:
             return None
-        store = make_store(federation)
+        store = ClientStore(federation)
         store.put(job.client, *wanted, memory)
         return store.get(job.client, federation.slice(job.level, job.round, job.client))
 
@@ -57,8 +57,7 @@ class NodeMemory:
         if self._folder is None:
             self._state[self._prefix + name] = arrays(tensors)
             return
-        with atomic_write(self._folder / f"{name}.safetensors") as file:
-            file.write(save({name: value.contiguous() for name, value in tensors.items()}))
+        write_tensors(self._folder / f"{name}.safetensors", tensors)
 
     def _load(self, name: str) -> Tensors | None:
         if self._folder is None:

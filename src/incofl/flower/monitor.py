@@ -8,11 +8,11 @@ from incofl.engine.progress import Lines
 from incofl.engine.run_folder import Row
 from incofl.errors import ConfigError
 
-RUN = {
-    "round": "finished rounds",
-    "round_seconds": "duration of the last round",
-    "train_loss": "mean over the last cohort's examples",
-    "accuracy_on_nodes": "first metric on examples that nodes hold out, before they train",
+RUN = {  # by key of a row, the gauge's name and what it says
+    "round": ("round", "finished rounds"),
+    "seconds": ("round_seconds", "duration of the last round"),
+    "loss": ("train_loss", "mean over the last cohort's examples"),
+    "accuracy_on_nodes": ("accuracy_on_nodes", "first metric on examples that nodes hold out, before they train"),
 }
 PER_NODE = {
     "seconds": "duration of its last turn",
@@ -28,12 +28,11 @@ class Monitor(Lines):
     """Prints a line for every round, and shows the run at a port."""
 
     def __init__(self, port: int) -> None:
-        registry = CollectorRegistry()
-        labelled = {key: (f"incofl_node_{key}", about, ["client"]) for key, about in PER_NODE.items()}
-        self._run = [Gauge(f"incofl_{name}", about, registry=registry) for name, about in RUN.items()]
-        self._nodes = {key: Gauge(*about, registry=registry) for key, about in labelled.items()}
-        about = "first metric on the server's test set, at the last evaluation"
-        self._accuracy = Gauge("incofl_accuracy", about, ["level"], registry=registry)
+        registry, tested = CollectorRegistry(), "first metric on the server's test set, at the last evaluation"
+        self._run = {key: Gauge(f"incofl_{name}", about, registry=registry) for key, (name, about) in RUN.items()}
+        of_nodes = {key: (f"incofl_node_{key}", about) for key, about in PER_NODE.items()}
+        self._nodes = {key: Gauge(*named, ["client"], registry=registry) for key, named in of_nodes.items()}
+        self._accuracy = Gauge("incofl_accuracy", tested, ["level"], registry=registry)
         self._rejected = Counter("incofl_rejected", "turns without an accepted upload", registry=registry)
         self._bytes = Counter("incofl_bytes", "bytes of accepted turns", ["direction"], registry=registry)
         try:
@@ -57,9 +56,8 @@ class Monitor(Lines):
         super().finished_round(row)
 
     def _show(self, row: Row) -> None:
-        values = row["round"], row["seconds"], row["loss"], row.get("accuracy_on_nodes")
-        shown = [*zip(self._run, values, strict=True)]
         accuracies = zip(self._levels, row["accuracy_by_level"] or (), strict=False)
+        shown = [(gauge, row.get(key)) for key, gauge in self._run.items()]
         shown += [(self._accuracy.labels(level), accuracy) for level, accuracy in accuracies]
         for node in row.get("nodes", ()):
             shown += [(gauge.labels(node["client"]), node[key]) for key, gauge in self._nodes.items()]

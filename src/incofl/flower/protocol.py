@@ -1,8 +1,7 @@
 """What server and nodes tell each other, and how little of what a node says is believed.
 
 A reply is data from a stranger. Names, types and shapes are compared exactly with the slice that was sent, sizes before
-anything is read: an array of garbage, of one element that would be broadcast, or whose header promises a terabyte costs
-nothing but its refusal. Values are looked at where every upload's are, in ``engine.round.check``.
+anything is read: a header that promises a terabyte costs nothing. ``engine.round.check`` looks at the values.
 """
 
 import hashlib
@@ -51,8 +50,7 @@ class Answer:
     @property
     def limits(self) -> dict[str, int]:
         """The limits that it names."""
-        limits = {"memory": self.memory, "compute": self.compute, "bandwidth": self.bandwidth}
-        return {name: limit for name, limit in limits.items() if limit is not None}
+        return {key: limit for key in ("memory", "compute", "bandwidth") if (limit := getattr(self, key)) is not None}
 
 
 @dataclass(frozen=True)

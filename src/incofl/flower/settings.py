@@ -32,10 +32,8 @@ class Settings:
 
     def check(self, config: Config) -> None:
         """Refuses to wait for more nodes, or more replies, than there can be."""
-        for name, most, of in (
-            ("min_nodes", config.num_clients, "the fleet (data.clients)"),
-            ("min_replies", config.cohort_size, "a cohort"),
-        ):
+        nodes, replies = (config.num_clients, "the fleet (data.clients)"), (config.cohort_size, "a cohort")
+        for name, (most, of) in {"min_nodes": nodes, "min_replies": replies}.items():
             if (got := getattr(self, name)) > most:
                 raise ConfigError(f"{name}: got {got}, expected at most {most}, the size of {of}")
 

@@ -86,7 +86,7 @@ class Exchange:
             raise Refusal(f"its reply cannot be read: {one_line(str(problem) or type(problem).__name__)}") from None
         self._look = None
         for reply in replies:
-            if reply.metadata.reply_to_message_id != self._id:  # errors are sent by the SuperLink: this says whose
+            if reply.metadata.reply_to_message_id != self._id:  # Flower hands out what the SuperLink sends us, too
                 continue
             if reply.has_content():
                 return reply.content

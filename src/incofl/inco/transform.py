@@ -42,6 +42,7 @@ class InCo(Mixing, Stateless):
     stages: tuple[Annotated[int, Ge(1)], ...] | None = None
     shuffle: bool = False
     name = "inco"
+    needs_shared_model = True
 
     def pairs(self, layout: Layout) -> Mapping[str, str]:
         """The shallow counterpart of each deep layer."""

@@ -9,7 +9,7 @@ from incofl.errors import ConfigError, nearest
 from incofl.imports import load_attribute
 
 if TYPE_CHECKING:
-    from incofl.method import Method, UploadTransform
+    from incofl.method import Method
 
 # Each method with its file and a summary. Levels share one server model in all but the first group.
 _SEPARATE = {
@@ -70,11 +70,10 @@ class MethodTable(Mapping[str, "Method"]):
     """Methods by name, in any case; ``name+inco`` and other transforms extend a method."""
 
     def __getitem__(self, name: str) -> "Method":
-        base, *added = _parts(name)
-        known = base in _BASES and set(added) <= _TRANSFORMS.keys() and len(set(added)) == len(added)
-        if not known or (base in _SEPARATE and {"inco", "noise", "scaled", "anchor"} & set(added)):
-            raise KeyError(name)
-        return _load(base, *added)
+        try:
+            return _named(name)
+        except ConfigError as problem:
+            raise KeyError(str(problem)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(SUMMARIES)
@@ -83,44 +82,45 @@ class MethodTable(Mapping[str, "Method"]):
         return len(SUMMARIES)
 
 
-@functools.cache
-def _load(base: str, *added: str) -> "Method":
-    from incofl.methods.noise import UploadNoise
-    from incofl.methods.server_optimizers import ServerSchedule
-
-    method: Method = load_attribute(f"incofl.methods.{_BASES[base][0]}:{base}", "method")
-    long = "+".join((base, *added))
-    short = next((long.replace(full, name) for full, name in _PAPER_NAMES.items() if long.startswith(full)), long)
-    uploads: tuple[UploadTransform, ...] = (UploadNoise(), *method.uploads)
-    own = ServerSchedule(), *method.transforms
-    parts = {key: load_attribute(_TRANSFORMS[key][0], "method")() for key in added}
-    anchor = parts.pop("anchor", method.anchor)
-    transforms = *own, *parts.values()
-    method = dataclasses.replace(method, name=short, summary=_summary(long), uploads=uploads, transforms=transforms)
-    return dataclasses.replace(method, anchor=anchor)
-
-
 METHODS = MethodTable()
 
 
-def find_method(name: str) -> "Method":
-    """The method of that name, or your own as ``package.module:attribute``; else one line with the nearest name."""
-    from incofl.method import Method
+def _named(name: str) -> "Method":
+    base, *added = _parts(name)
+    if base not in _BASES or not set(added) <= _TRANSFORMS.keys():
+        raise ConfigError(f"method: got {name!r}{nearest(name, METHODS)}")
+    return _load(base, *added)
 
-    method = load_attribute(name, "method") if ":" in name else METHODS.get(name)
-    if isinstance(method, Method):
-        return method
-    if ":" in name:
-        raise ConfigError(f"method: {name} is of type {type(method).__name__}, expected a Method")
-    base, *added = name.lower().split("+")
-    hint = nearest(name, METHODS)
-    if base in METHODS and added and set(added) <= _TRANSFORMS.keys():
-        hint = "; InCo mixes one server model for all sizes, which this method does not have or mixes already"
-    raise ConfigError(f"method: got {name!r}{hint}")
+
+@functools.cache
+def _load(base: str, *added: str) -> "Method":
+    method: Method = load_attribute(f"incofl.methods.{_BASES[base][0]}:{base}", "method")
+    long = "+".join((base, *added))
+    short = next((long.replace(full, name) for full, name in _PAPER_NAMES.items() if long.startswith(full)), long)
+    parts = {key: load_attribute(_TRANSFORMS[key][0], "method")() for key in added}
+    anchor, transforms = parts.pop("anchor", method.anchor), (*method.transforms, *parts.values())
+    return dataclasses.replace(method, name=short, summary=_summary(long), transforms=transforms, anchor=anchor)
+
+
+def find_method(method: "str | Method") -> "Method":
+    """A method by name or as an object, with noise on uploads and the server's step in it, unless it has its own."""
+    from incofl.method import Method
+    from incofl.methods.noise import UploadNoise
+    from incofl.methods.server_optimizers import ServerSchedule
+
+    if isinstance(method, str):
+        found: Method = load_attribute(method, "method", Method) if ":" in method else _named(method)
+        return find_method(found)
+    uploads, transforms = method.uploads, method.transforms
+    if not any(isinstance(transform, UploadNoise) for transform in uploads):
+        uploads = method.options.get("noise", UploadNoise()), *uploads
+    if not any(transform.name == ServerSchedule.name for transform in transforms):
+        transforms = ServerSchedule(), *transforms
+    return dataclasses.replace(method, uploads=uploads, transforms=transforms)
 
 
 @functools.cache
 def all_options() -> dict[str, Any]:
     """The default options of every method and transform, by the name of their section in a config."""
     names = [*_SEPARATE, *("+".join((base, *_TRANSFORMS)) for base in _SHARED)]
-    return {section: options for name in names for section, options in METHODS[name].options.items()}
+    return {section: options for name in names for section, options in find_method(name).options.items()}

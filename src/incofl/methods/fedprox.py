@@ -18,13 +18,9 @@ from incofl.options import options
 
 @options("prox")
 class FedProx(ClientRule):
-    """The proximal term in a client's loss.
+    """The proximal term in a client's loss."""
 
-    Attributes:
-        mu: strength of the proximal term; 0 is FedAvg.
-    """
-
-    mu: Annotated[float, Ge(0)] = 0.1
+    mu: Annotated[float, Ge(0)] = 0.1  # strength of the proximal term; 0 is FedAvg
 
     def adjust(self, local: Local) -> None:
         if self.mu:

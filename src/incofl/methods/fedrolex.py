@@ -18,12 +18,9 @@ from incofl.split import WidthRule, Window
 
 @options("rolex")
 class Rolling(WidthRule):
-    """Width splitting with a window that moves.
+    """Width splitting with a window that moves."""
 
-    Attributes:
-        direction: the direction in which the window moves: ``forward`` (the paper) or ``backward`` (its released code).
-    """
-
+    # the direction in which the window moves: ``forward`` (the paper) or ``backward`` (its released code)
     direction: Literal["forward", "backward"] = "forward"
 
     @property

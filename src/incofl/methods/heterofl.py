@@ -20,26 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from incofl.client import ClientRule, Local, Setting, Upload
-from incofl.inputs import Inputs, call
 from incofl.layout import Layout
 from incofl.method import Method, ServerRule
 from incofl.options import options
 from incofl.split import Slice, WidthRule
+from incofl.tensors import Inputs, call
 
 
 @options("heterofl")
 class HeteroFL(ClientRule):
-    """What clients of HeteroFL and FedRolex do, and what of it the server uses.
+    """What clients of HeteroFL and FedRolex do, and what of it the server uses."""
 
-    Attributes:
-        mask: set the logits of classes that a client does not have to 0 in its loss.
-        label_rows: let a client contribute only the head's rows of classes that it has.
-        scaler: divide what enters a norm layer by the share of channels held, while training.
-    """
-
-    mask: bool = True
-    label_rows: bool = True
-    scaler: bool = True
+    mask: bool = True  # set the logits of classes that a client does not have to 0 in its loss
+    label_rows: bool = True  # let a client contribute only the head's rows of classes that it has
+    scaler: bool = True  # divide what enters a norm layer by the share of channels held, while training
 
     def prepare(self, model: nn.Module, layout: Layout) -> None:
         for name, norm in model.named_modules() if self.scaler else ():

@@ -33,15 +33,10 @@ from incofl.tensors import Tensors, clone, only
 
 @options("inclusive")
 class InclusiveOptions:
-    """What the last block of a size learns from the next larger one.
+    """What the last block of a size learns from the next larger one."""
 
-    Attributes:
-        momentum: whether it learns anything.
-        beta: weight of what it learns.
-    """
-
-    momentum: bool = True
-    beta: Annotated[float, Ge(0), Le(1)] = 0.2
+    momentum: bool = True  # whether it learns anything
+    beta: Annotated[float, Ge(0), Le(1)] = 0.2  # weight of what it learns
 
 
 @dataclass(frozen=True)

@@ -24,28 +24,22 @@ from torch.nn import functional
 
 from incofl.client import ClientRule, Local, Setting
 from incofl.errors import ConfigError
-from incofl.inputs import Inputs, call
 from incofl.layout import Axes, Axis, Layout, frozen_entries
 from incofl.method import Method, ServerRule
 from incofl.methods.heterofl import class_dimensions
 from incofl.options import options
-from incofl.tensors import Tensors
+from incofl.tensors import Inputs, Tensors, call
 
 NO_HEAD = "method: moon needs a model whose last layer is linear; {} has another"
 
 
 @options("moon")
 class Moon(ClientRule):
-    """The contrastive term in a client's loss.
+    """The contrastive term in a client's loss."""
 
-    Attributes:
-        mu: weight of the contrastive term; 0 is FedAvg.
-        temperature: T.
-        projection: size of a projection before the head, 256 in the original; 0: none.
-    """
-
-    mu: Annotated[float, Ge(0)] = 1.0
-    temperature: Annotated[float, Gt(0)] = 0.5
+    mu: Annotated[float, Ge(0)] = 1.0  # weight of the contrastive term; 0 is FedAvg
+    temperature: Annotated[float, Gt(0)] = 0.5  # T
+    # size of a projection before the head, 256 in the original; 0: none
     projection: Annotated[int, Ge(0), Le(2**16)] = 0
 
     def memory(self, layout: Layout) -> frozenset[str]:

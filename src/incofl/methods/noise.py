@@ -20,15 +20,10 @@ from incofl.transform import Context, Record, Stateless
 
 @options("noise")
 class UploadNoise:
-    """Gaussian noise, as a share of the standard deviation of each tensor; buffers and extra uploads get none.
+    """Gaussian noise, as a share of the standard deviation of each tensor; buffers and extra uploads get none."""
 
-    Attributes:
-        uploads: to the update that every client sends, whatever the method; 0: none.
-        deep: to the aggregated update of the deep layers, by methods called ``NAME+noise``.
-    """
-
-    uploads: Annotated[float, Ge(0)] = 0.0
-    deep: Annotated[float, Ge(0)] = 1.0
+    uploads: Annotated[float, Ge(0)] = 0.0  # to the update that every client sends, whatever the method; 0: none
+    deep: Annotated[float, Ge(0)] = 1.0  # to the aggregated update of the deep layers, by methods called ``NAME+noise``
 
     def __call__(self, upload: Upload, context: Context) -> Upload:
         rng = torch_rng(context.seed, Purpose.UPLOAD_NOISE, context.round, upload.client)
@@ -43,6 +38,7 @@ class DeepNoise(Stateless):
 
     options: UploadNoise = field(default_factory=UploadNoise)
     name = "noise"
+    needs_shared_model = True
 
     def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
         rng, record = torch_rng(context.seed, Purpose.DEEP_NOISE, context.round), Record()

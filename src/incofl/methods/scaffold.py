@@ -32,14 +32,11 @@ from incofl.transform import SHARED
 
 @options("scaffold")
 class Scaffold(ClientRule):
-    """The client half, which keeps c_i and uploads its change.
+    """The client half, which keeps c_i and uploads its change."""
 
-    Attributes:
-        correction_scale: factor of c - c_i; smaller where variates are stale, because clients are drawn rarely.
-        population: what N is: the clients that hold a position (``holders``), or ``all``, as in NIID-Bench.
-    """
-
+    # factor of c - c_i; smaller where variates are stale, because clients are drawn rarely
     correction_scale: Annotated[float, Ge(0), Le(1)] = 1.0
+    # what N is: the clients that hold a position (``holders``), or ``all``, as in NIID-Bench
     population: Literal["holders", "all"] = "holders"
 
     def memory(self, layout: Layout) -> frozenset[str]:
@@ -64,9 +61,12 @@ class Scaffold(ClientRule):
     def finish(self, local: Local, update: Tensors) -> tuple[Tensors, Tensors]:
         """c_i+ is the mean direction of the steps without their correction."""
         path = local.steps * local.settings.lr
+        if not path:  # the end of a schedule: c_i stays
+            still = {name: torch.zeros_like(moved) for name, moved in update.items()}
+            return still, local.given.memory or still
         new, change = Tensors(), Tensors()
         for name, moved in update.items():
-            mean = -moved.to(local.given.extra[name].device) / path if local.steps else torch.zeros_like(moved)
+            mean = -moved.to(local.given.extra[name].device) / path
             new[name] = mean - local.scratch["correction"][name]
             change[name] = new[name] - local.given.memory[name] if local.given.memory else new[name]
         return change, new

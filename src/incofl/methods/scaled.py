@@ -16,6 +16,7 @@ class Scaled(Stateless):
     factor: Annotated[float, Gt(0)] = 0.7  # 1: nothing changes
 
     name = "scaled"
+    needs_shared_model = True
 
     def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
         for name in context.layout.shallow.keys() & update.keys() if self.factor != 1 else ():

@@ -23,33 +23,25 @@ from torch.nn import functional
 
 from incofl.client import ClientRule, Local, Setting
 from incofl.errors import ConfigError, LayoutError
-from incofl.inputs import Inputs, call
 from incofl.layout import Layout
 from incofl.method import Method
 from incofl.options import options
 from incofl.split import Depth, Depths, Kind, Levels, Splitter, WidthRule, shares_of
+from incofl.tensors import Inputs, call
 
 
 @options("scalefl")
 class ScaleFL(ClientRule):
-    """The exits and their distillation.
+    """The exits and their distillation."""
 
-    Attributes:
-        gamma: weight of the distillation; 0: none.
-        temperature: temperature of both softmaxes.
-        distil_after: finished rounds before the distillation starts; left out, a quarter of all.
-        head_convs: number of convolutions of an exit.
-        train_teacher: let the distillation train the last exit too, as the released code does.
-    """
-
-    gamma: Annotated[float, Ge(0)] = 0.05
-    temperature: Annotated[float, Gt(0)] = 3.0
+    gamma: Annotated[float, Ge(0)] = 0.05  # weight of the distillation; 0: none
+    temperature: Annotated[float, Gt(0)] = 3.0  # temperature of both softmaxes
+    # finished rounds before the distillation starts; left out, a quarter of all
     distil_after: Annotated[int, Ge(0)] | None = None
-    head_convs: Annotated[int, Ge(0), Le(9)] = 3
-    train_teacher: bool = False
+    head_convs: Annotated[int, Ge(0), Le(9)] = 3  # number of convolutions of an exit
+    train_teacher: bool = False  # let the distillation train the last exit too, as the released code does
 
     def for_run(self, rounds: int, epochs: int) -> Self:
-        """The options with what follows from the run filled in."""
         return replace(self, distil_after=rounds // 4) if self.distil_after is None else self
 
     def check(self, setting: Setting) -> None:

@@ -30,13 +30,9 @@ Rate = Annotated[float, Gt(0), Le(100)]
 
 @options("server")
 class ServerSchedule(Schedule, Stateless):
-    """Multiplies the aggregated update by ``lr``, which the fields of ``Schedule`` change over the rounds.
+    """Multiplies the aggregated update by ``lr``, which the fields of ``Schedule`` change over the rounds."""
 
-    Attributes:
-        lr: step size of the server; ``1/epochs``: as the paper's code does for ViTs.
-    """
-
-    lr: Rate | Literal["1/epochs"] = 1.0
+    lr: Rate | Literal["1/epochs"] = 1.0  # step size of the server; ``1/epochs``: as the paper's code does for ViTs
     name = "schedule"
 
     def for_run(self, rounds: int, epochs: int) -> Self:
@@ -76,15 +72,10 @@ class _Optimizer(Schedule):
 
 @options("server-momentum")
 class ServerMomentum(_Optimizer):
-    """FedAvgM: momentum on the server; the fields of ``Schedule`` change its step over the rounds.
+    """FedAvgM: momentum on the server; the fields of ``Schedule`` change its step over the rounds."""
 
-    Attributes:
-        lr: step size.
-        beta: momentum.
-    """
-
-    lr: Rate = 1.0
-    beta: Share = 0.9
+    lr: Rate = 1.0  # step size
+    beta: Share = 0.9  # momentum
     name = "momentum"
 
     def step(self, u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensors, Tensor]:
@@ -94,19 +85,12 @@ class ServerMomentum(_Optimizer):
 
 @options("server-adam")
 class ServerAdam(_Optimizer):
-    """FedAdam; the fields of ``Schedule`` change its step over the rounds.
+    """FedAdam; the fields of ``Schedule`` change its step over the rounds."""
 
-    Attributes:
-        lr: step size.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        tau: added to the root of the second moment: the degree of adaptivity.
-    """
-
-    lr: Rate = 0.01
-    beta1: Share = 0.9
-    beta2: Share = 0.99
-    tau: Annotated[float, Gt(0)] = 1e-3
+    lr: Rate = 0.01  # step size
+    beta1: Share = 0.9  # decay of the first moment
+    beta2: Share = 0.99  # decay of the second moment
+    tau: Annotated[float, Gt(0)] = 1e-3  # added to the root of the second moment: the degree of adaptivity
     name = "adam"
 
     def step(self, u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensors, Tensor]:
@@ -114,7 +98,6 @@ class ServerAdam(_Optimizer):
         return {"m": m, "v": v}, self.lr * m / (v.sqrt() + self.tau)
 
     def second(self, square: Tensor, v: Tensor) -> Tensor:
-        """The new second moment."""
         return self.beta2 * v + (1 - self.beta2) * square
 
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from incofl.errors import LayoutError
-from incofl.inputs import Inputs, call, map_inputs
 from incofl.layout import Layout
 from incofl.models.resnet import Stem
-from incofl.tensors import Tensors, clone
+from incofl.tensors import Inputs, Tensors, call, clone, map_inputs
 
 Shape = tuple[int, ...]
 Extend = Callable[[nn.Module, Layout], Layout]  # changes a module in place and returns its new layout

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from html import escape
-from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import incofl
 from incofl.analysis.analyze import default_out
+from incofl.analysis.runs import Folders
 from incofl.engine.checkpoint import atomic_write
 from incofl.errors import needs_extra
-from incofl.report import figures, tables
-from incofl.report.figures import Figure
-from incofl.report.runs import Groups, read_groups
+from incofl.report import tables
+from incofl.report.figures import CURVES, Figure, by_level, cohorts, of_section
+from incofl.report.runs import Groups, ReportedRun, read_groups
 
 # The pictures that ``incofl analyze`` draws, and what each shows.
 PICTURES = {
@@ -33,31 +34,32 @@ PICTURES = {
 NOT_ANALYSED = "<p>Similarity, features, updates and InCo by layer: add them with <code>incofl analyze RUN</code>.</p>"
 
 
-def write_report(paths: Sequence[Path], out: Path, title: str | None = None) -> Groups:
-    """Reads run folders, or folders that hold some, and writes the page; returns what is on it."""
-    groups = read_groups(paths)
-    text = make_page(groups, title)
-    with atomic_write(out) as file:
-        file.write(text.encode())
+def write_report(folders: Folders, out: str | Path = "report.html", title: str | None = None, **objects: Any) -> Groups:
+    """Reads run folders, or folders that hold some, and writes the page; returns what is on it.
+
+    Costs of runs that were made from objects need these: ``model``, ``data``, ``method``, ``task``, as for ``analyze``.
+    """
+    groups = read_groups(folders, **objects)
+    atomic_write(Path(out).expanduser(), make_page(groups, title).encode())
     return groups
 
 
 def make_page(groups: Groups, title: str | None = None) -> str:
     """Returns the page about some runs."""
-    drawn = figures.draw(groups)
-    shown = [asdict(figure) for found in drawn.values() for figure in found]
-    cards = {
-        part: f'<div class="grid">{"".join(map(_card, found))}</div>' if found else "" for part, found in drawn.items()
-    }
-    pictures = _pictures("All runs", default_out(groups.runs)) if len(groups.runs) > 1 else ""
-    for group in groups:
-        one = f" (one of {len(group.runs)} seeds)" if group.several else ""
-        pictures += _pictures(group.label + one, group.runs[0].path / "analysis")
+    with needs_extra("report", "report"):
+        from plotly.offline import get_plotlyjs
+    template, css, script = (
+        Path(__file__).with_name(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
+    )
+    drawn = {section: of_section(section, groups) for section in CURVES}
+    drawn |= {"levels": by_level(groups), "cohorts": [cohorts(groups)]}
+    grid = '<div class="grid">{}</div>'
+    cards = {part: grid.format("".join(map(_card, found))) if found else "" for part, found in drawn.items()}
     sections = {
         "Results": f"<p>{escape(_how(groups))}</p>{tables.results(groups)}",
         "Over the rounds": cards["curves"],
         "By level": cards["levels"],
-        "Layers": tables.similarity(groups) + pictures or NOT_ANALYSED,
+        "Layers": tables.similarity(groups) + _pictures(groups) or NOT_ANALYSED,
         "InCo": cards["inco"],
         "Communication and time": cards["communication"],
         "Sizes": tables.sizes(groups),
@@ -70,46 +72,52 @@ def make_page(groups: Groups, title: str | None = None) -> str:
     chip = '<button type="button" aria-pressed="true" data-group="{}">{}{}</button>'
     chips = "".join(chip.format(group.index, tables.swatch(group.index), escape(group.label)) for group in groups)
     section = '<section aria-labelledby="{1}"><h2 id="{1}">{0}</h2><div class="stack">{2}</div></section>'
-    return Template(_asset("page.html")).substitute(
+    shown = [asdict(figure) for found in drawn.values() for figure in found]
+    return Template(template).substitute(
         title=escape(title or _title(groups)),
-        css=_asset("page.css"),
-        provenance=_provenance(groups),
+        css=css,
+        provenance=_provenance(groups.runs),
         links="".join(f'<li><a href="#{id}">{name}</a></li>' for name, id, _ in parts),
-        lead=tables.tiles(groups) if len(groups.runs) == 1 else "",
         legend=f'<div class="legend" role="group" aria-label="Runs to show">{chips}</div>' if len(groups) > 1 else "",
         sections="".join(section.format(*part) for part in parts),
         # JSON that cannot end the element it stands in.
         figures=json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        plotly=plotly_js(),
-        script=_asset("page.js"),
+        # The only text in it that would end the script element early stands in strings, where this means the same.
+        plotly=get_plotlyjs().replace("</script", "<\\/script"),
+        script=script,
     )
 
 
-def _pictures(title: str, folder: Path) -> str:
-    """Returns the pictures that ``incofl analyze`` wrote into a folder."""
-    parts = []
-    for name, caption in PICTURES.items():
-        if (path := folder / f"{name}.png").exists():
-            data = base64.b64encode(path.read_bytes()).decode()
-            image = f'<img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
-            note = f'<figcaption class="caption">{escape(caption)}</figcaption>'
-            parts.append(f'<figure class="card picture">{note}{image}</figure>')
-    return f'<h3>{escape(title)}</h3><div class="grid">{"".join(parts)}</div>' if parts else ""
+def _pictures(groups: Groups) -> str:
+    """Returns the pictures that ``incofl analyze`` wrote."""
+    folders = {"All runs": default_out(groups.runs)} if len(groups.runs) > 1 else {}
+    for group in groups:
+        one = f" (one of {len(group.runs)} seeds)" if group.several else ""
+        folders[group.label + one] = group.runs[0].path / "analysis"
+    shown = ""
+    for title, folder in folders.items():
+        parts = ""
+        for name, caption in PICTURES.items():
+            if (path := folder / f"{name}.png").exists():
+                data, note = base64.b64encode(path.read_bytes()).decode(), escape(caption)
+                parts += f'<figure class="card picture"><figcaption class="caption">{note}</figcaption>'
+                parts += f'<img alt="{note}" src="data:image/png;base64,{data}"></figure>'
+        shown += f'<h3>{escape(title)}</h3><div class="grid">{parts}</div>' if parts else ""
+    return shown
 
 
 def _title(groups: Groups) -> str:
-    data = ", ".join(dict.fromkeys(str(group.runs[0].values["data.name"]) for group in groups))
+    data = dict.fromkeys(str(run.values["data.name"]) for run in groups.runs)
     names = [group.label for group in groups] if len(groups) <= 3 else [f"{len(groups)} configurations"]
-    return f"{', '.join(names[:-1])}{' and ' if len(names) > 1 else ''}{names[-1]} on {data}"
+    return f"{', '.join(names)} on {', '.join(data)}"
 
 
-def _provenance(groups: Groups) -> str:
-    known = [facts for run in groups.runs if (facts := run.json("environment.json")).get("commit")]
+def _provenance(runs: Sequence[ReportedRun]) -> str:
+    known = [facts for run in runs if (facts := run.json("environment.json")).get("commit")]
     commits = dict.fromkeys(str(e["commit"])[:10] + (" with changes" if e.get("modified") else "") for e in known)
     made = f"incofl {incofl.__version__}, {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
-    runs = groups.runs
-    where = f"from <code>{escape(str(runs[0].path))}</code>" if len(runs) == 1 else f"from {len(runs)} run folders"
-    return f"{made}, {where}" + (f"; computed at commit {escape(', '.join(commits))}" if commits else "")
+    where = f"<code>{escape(str(runs[0].path))}</code>" if len(runs) == 1 else f"{len(runs)} run folders"
+    return f"{made}, from {where}" + (f"; computed at commit {escape(', '.join(commits))}" if commits else "")
 
 
 def _how(groups: Groups) -> str:
@@ -122,24 +130,12 @@ def _how(groups: Groups) -> str:
     return f"{what}Test {metric}{' in percent' * (unit == 'percent')}; by level: {groups.measure}.{seeds}"
 
 
-def plotly_js() -> str:
-    """Returns the library that draws, whole."""
-    with needs_extra("report", "report"):
-        from plotly.offline import get_plotlyjs
-    # The only text in it that would end the script element early stands in strings, where this means the same.
-    return str(get_plotlyjs()).replace("</script", "<\\/script")
-
-
-def _asset(name: str) -> str:
-    return (resources.files("incofl.report") / name).read_text(encoding="utf-8")
-
-
 def _card(figure: Figure) -> str:
     own, title = f"figure-{figure.id}", escape(figure.title)
     panels = "".join(
         f'<div class="panel">{f"<h4>{escape(panel.title)}</h4>" if panel.title else ""}'
         f'<div class="plot" id="{own}-{at}" role="img" tabindex="0" style="min-height:{panel.height}px" '
-        f'aria-label="{escape(f"{figure.title}, {panel.title}" if at else figure.alt)}"></div></div>'
+        f'aria-label="{escape(figure.describe(panel))}"></div></div>'
         for at, panel in enumerate(figure.panels)
     )
     return (

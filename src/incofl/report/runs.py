@@ -1,16 +1,15 @@
 """What a report is made of: run folders, read once, in groups that differ in the seed alone."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from incofl.analysis.runs import RecordedRun, by_seed, find_runs
+from incofl.analysis.runs import Folders, RecordedRun, by_seed, find_runs
 from incofl.config import find_parts
-from incofl.engine.build import outline
 from incofl.engine.federation import Federation
 from incofl.engine.run_folder import Row, summarise
 from incofl.errors import IncoflError
@@ -23,6 +22,9 @@ Unit = Literal["number", "percent", "bytes"]
 class ReportedRun(RecordedRun):
     """A run with everything that its folder says; of one that is still going on, so far."""
 
+    index: int  # the group that it belongs to
+    label: str  # its name among all on the page
+
     def json(self, name: str) -> dict[str, Any]:
         """Reads a file of the folder; empty if it is missing or half written."""
         try:
@@ -34,7 +36,7 @@ class ReportedRun(RecordedRun):
     def federation_or_reason(self) -> Federation | str:
         """The federation without its data, or why it cannot be built here."""
         try:
-            return outline(self.config)
+            return self.outline
         except (IncoflError, ImportError) as problem:  # the user's own model may not be there any more
             return str(problem)
 
@@ -97,13 +99,6 @@ class Group:
     def several(self) -> bool:
         return len(self.runs) > 1
 
-    def name(self, run: ReportedRun) -> str:
-        """Returns the name of a run among all on the page."""
-        if not self.several:
-            return self.label
-        same = [other for other in self.runs if other.seed == run.seed]
-        return f"{self.label}, seed {run.seed}" + (f" ({run.name})" if len(same) > 1 else "")
-
     def mean(self, series: Series) -> Points:
         """Returns the mean over the runs, of the rounds for which all have a value."""
         values = [zip(run.rows, series(run), strict=True) for run in self.runs]
@@ -115,15 +110,11 @@ class Group:
 class Groups(list[Group]):
     """All runs of a page."""
 
-    @property
-    def pairs(self) -> list[tuple[Group, ReportedRun]]:
-        return [(group, run) for group in self for run in group.runs]
-
-    @property
+    @cached_property
     def runs(self) -> list[ReportedRun]:
-        return [run for _, run in self.pairs]
+        return [run for group in self for run in group.runs]
 
-    @property
+    @cached_property
     def several(self) -> bool:
         """Whether there are several seeds of something."""
         return any(group.several for group in self)
@@ -151,7 +142,13 @@ def interval(values: Iterable[float | None]) -> tuple[float, float | None] | Non
     return mean_and_half_width(known) if known else None
 
 
-def read_groups(paths: Sequence[Path]) -> Groups:
-    """Reads the runs in some folders, in groups; each path is a run folder, or holds run folders."""
-    groups = by_seed(find_runs(paths, ReportedRun))
-    return Groups(Group(at, label, runs) for at, (label, runs) in enumerate(groups.items()))
+def read_groups(folders: Folders, **objects: Any) -> Groups:
+    """Reads the runs in some folders, in groups; each is a run folder, or holds run folders."""
+    found = by_seed(find_runs(folders, ReportedRun, objects))
+    groups = Groups(Group(at, label, runs) for at, (label, runs) in enumerate(found.items()))
+    for group in groups:
+        seeds = Counter(run.seed for run in group.runs)
+        for run in group.runs:
+            seed = f", seed {run.seed}" + f" ({run.name})" * (seeds[run.seed] > 1)
+            run.index, run.label = group.index, group.label + seed * group.several
+    return groups

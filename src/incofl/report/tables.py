@@ -11,7 +11,7 @@ from incofl.analysis.runs import plain
 from incofl.config import Config
 from incofl.costs import human
 from incofl.report.figures import NONE, say
-from incofl.report.runs import Group, Groups, ReportedRun, interval
+from incofl.report.runs import Groups, ReportedRun, interval
 
 LINES, WHOLE = 200, 40  # longer tables are cut, and say so; longer than the second they scroll
 in_bytes = partial(human, unit="B")
@@ -40,21 +40,23 @@ def table(label: str, lines: Sequence[Line], kind: str = "") -> str:
 
 
 def results(groups: Groups) -> str:
-    """Returns a line per run, and one per group of seeds before them: mean ± half width of the 95 % interval."""
+    """Returns the numbers of a single run; else a line per run, after one per group of seeds with mean ± half width."""
+    if len(groups.runs) == 1:
+        facts = _result(groups[0].label, groups.runs, groups).items()
+        tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+        return f'<dl class="tiles">{tiles}</dl>'
     lines: list[Line] = []
     for group in groups:
-        if group.several:
-            lines.append((_result(group.label, group.runs, groups), "group", group.index))
-            lines += [(_result(f"seed {run.seed}", [run], groups), "seed", None) for run in group.runs]
-        else:
-            name = f"{group.label}, seed {group.runs[0].seed}"
-            lines.append((_result(name, group.runs, groups), "", group.index))
+        name = group.label if group.several else f"{group.label}, seed {group.runs[0].seed}"
+        lines.append((_result(name, group.runs, groups), "group" * group.several, group.index))
+        seeds = group.runs if group.several else []
+        lines += [(_result(f"seed {run.seed}", [run], groups), "seed", None) for run in seeds]
     return table("Results", lines, "dense")
 
 
-def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str, object]:
+def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str, str]:
     def shown(values: Iterable[float | None]) -> str:
-        found = interval(values) or (None, None)
+        found = interval(values) or ()
         return " ± ".join(say(value, unit).removesuffix(" %") for value in found if value is not None) or NONE
 
     of, (_, unit) = {key: [run.summary[key] for run in runs] for key in runs[0].summary}, groups.metric
@@ -63,12 +65,12 @@ def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str,
         "run": name,
         "rounds": rounds if len(runs) > 1 else f"{rounds} of {runs[0].values['rounds']}",
         "last": shown(of["accuracy"]),
-        groups.measure: shown(of["accuracy_last_ten"]),
+        groups.measure: shown(of["accuracy_tail"]),
         "best": shown(of["accuracy_best"]),
         **{f"level {level}": shown(run.tail(level) for run in runs) for level in groups.levels},
         "bytes": in_bytes(fmean(of["bytes_down"]) + fmean(of["bytes_up"])),
         "time": duration(fmean(of["seconds"])),
-        "rejected": sum(of["rejected"]),
+        "rejected": str(sum(of["rejected"])),
         "status": of["status"][0] if len(set(of["status"])) == 1 else f"{of['status'].count('done')} done",
     }
 
@@ -83,56 +85,47 @@ def duration(seconds: float) -> str:
 def similarity(groups: Groups) -> str:
     """Returns the mean CKA between client models by depth, as ``incofl analyze`` found it; models apart."""
     known = defaultdict[tuple[str, ...], list[Line]](list)
-    for group, run in groups.pairs:
+    for run in groups.runs:
         found = run.json("analysis/similarity.json")
         if points := tuple(map(str, found.get("points") or [])):
-            deep = (found.get("correlation") or {}).get(points[-1]) or {}
-            values = dict(zip(points, found.get("mean_by_depth") or [], strict=False)) | {
-                "r with accuracy": deep.get("pearson")
-            }
+            values = dict(zip(points, found.get("mean_by_depth") or [], strict=False))
+            values["r with accuracy"] = found.get("correlation", {}).get(points[-1], {}).get("pearson")
             cells = {name: NONE if value is None else f"{value:.3f}" for name, value in values.items()}
-            known[points].append(({"run": group.name(run)} | cells, "", group.index))
+            known[points].append(({"run": run.label} | cells, "", run.index))
     return "".join(table("Mean CKA between client models", lines) for lines in known.values())
 
 
 def sizes(groups: Groups) -> str:
     """Returns what each level is and costs; groups that agree in everything share a table."""
-    known, parts = defaultdict[str, list[Group]](list), []
+    known = defaultdict[str, list[str]](list)
     for group in groups:
-        found = group.runs[0].federation_or_reason
-        known[found if isinstance(found, str) else repr((found.costs, found.clients_by_level))].append(group)
-    for same in known.values():
-        names, found = ", ".join(group.label for group in same), same[0].runs[0].federation_or_reason
+        found, lines = group.runs[0].federation_or_reason, list[Line]()
         if isinstance(found, str):
-            parts.append(f"<p>The sizes of {escape(names)} cannot be computed here: {escape(found)}</p>")
+            known[f"<p>The sizes cannot be computed here: {escape(found)}</p>"].append(group.label)
             continue
-        lines: list[Line] = []
         for cost, count in zip(found.costs, found.clients_by_level, strict=True):
             cells = {"level": cost.level, "blocks": " ".join(map(str, cost.blocks)), "width": f"{cost.width:g}"}
             cells |= {"parameters": f"{cost.parameters:,}", "MACs": f"{cost.macs:,}"}
             cells |= {"down a round": in_bytes(cost.bytes_down), "up a round": in_bytes(cost.bytes_up)}
             lines.append((cells | {"training memory": in_bytes(cost.memory), "clients": count}, "", None))
-        heading = f"<h3>{escape(names)}</h3>" if len(known) > 1 else ""
-        parts.append(heading + table(f"Sizes of {names}", lines))
-    return "".join(parts)
+        known[table("Sizes", lines)].append(group.label)
+    heading = "<h3>{}</h3>" if len(known) > 1 else ""
+    return "".join(heading.format(escape(", ".join(names))) + text for text, names in known.items())
 
 
 def rejected(groups: Groups) -> str:
     """Returns every upload that was not accepted, and why."""
-    lines: list[Line] = []
-    for group, run in groups.pairs:
-        for number, entry in ((row["round"], entry) for row in run.rows for entry in row["rejected"]):
-            cells = {"run": group.name(run), "round": number, "client": entry["client"], "reason": entry["reason"]}
-            lines.append((cells, "", group.index))
+    every = ((run, row, entry) for run in groups.runs for row in run.rows for entry in row["rejected"])
+    lines: list[Line] = [({"run": run.label, "round": row["round"]} | e, "", run.index) for run, row, e in every]
     return table("Rejected uploads", lines, "words") if lines else "<p>No upload was rejected.</p>"
 
 
 def nodes(groups: Groups) -> str:
     """Returns a line per node and client, over its rounds."""
     found = defaultdict[tuple[int, int, str], list[dict[str, Any]]](list)
-    for group, run in groups.pairs:
+    for run in groups.runs:
         for node in (node for row in run.rows for node in row.get("nodes") or []):
-            found[group.index, int(node.get("client", -1)), str(node.get("node", NONE))].append(node)
+            found[run.index, int(node.get("client", -1)), str(node.get("node", NONE))].append(node)
     columns: dict[str, tuple[str, Callable[[list[float]], float], Callable[[float], str]]] = {
         "mean time": ("seconds", fmean, duration),
         "mean CPU time": ("cpu_seconds", fmean, duration),
@@ -183,19 +176,3 @@ def _facts(label: str, groups: Groups, found: Callable[[ReportedRun], dict[str, 
         kind = "differs" if len({value for own in values.values() for value in own}) > 1 else ""
         lines.append(({"key": key} | {name: ", ".join(own) for name, own in values.items()}, kind, None))
     return table(label, lines, "code")
-
-
-def tiles(groups: Groups) -> str:
-    """Returns the numbers of a single run that people look for first."""
-    (run,), (metric, unit) = groups.runs, groups.metric
-    s = run.summary
-    pairs = {
-        f"{metric}, {groups.measure}": say(s["accuracy_last_ten"], unit),
-        f"{metric}, last evaluation": say(s["accuracy"], unit),
-        f"best {metric}": say(s["accuracy_best"], unit),
-        f"rounds, {s['status']}": f"{s['rounds']} of {run.values['rounds']}",
-        "communication": in_bytes(s["bytes_down"] + s["bytes_up"]),
-        "time": duration(s["seconds"]),
-    }
-    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs.items())
-    return f'<dl class="tiles">{shown}</dl>'

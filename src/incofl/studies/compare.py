@@ -5,25 +5,37 @@ Runs of one seed share everything but the method: partition, cohorts and initial
 
 import csv
 import json
+import os
+import pickle
 import re
+import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch
 
-from incofl.config import Config, find_parts
+from incofl.config import AnyConfig, Config, find_parts, make_config
+from incofl.config.resolve import GIVEN
+from incofl.data import Data
 from incofl.engine.build import outline
 from incofl.engine.checkpoint import write_json
-from incofl.engine.progress import Progress
-from incofl.engine.run import run
+from incofl.engine.processes import start_python
+from incofl.engine.progress import Lines, Progress
+from incofl.engine.run import AnyModel, run
 from incofl.engine.run_folder import Row, RunFolder
-from incofl.errors import RunError
-from incofl.statistics import Difference, mean_and_half_width, paired, tail, tail_mean, tail_name
+from incofl.errors import ConfigError, IncoflError, RunError
+from incofl.method import Method
+from incofl.statistics import Difference, Estimate, paired, tail, tail_mean, tail_name
+from incofl.task import Task
 
 CURVE = ("round", "accuracy", "accuracy_by_level", "loss", "test_loss")  # what comparison.json keeps of an evaluation
 CAPTION = (
@@ -32,18 +44,6 @@ CAPTION = (
 )
 Arm = tuple[str, int]  # a run of a comparison: its name, such as the method, and its seed
 Watch = Callable[[Arm], Progress]  # of an arm that begins; with several jobs, of one that is finished
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over the seeds with the half width of its 95 % interval, which is ``None`` for one seed."""
-
-    mean: float
-    half_width: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Estimate":
-        return cls(*mean_and_half_width(values))
 
 
 @dataclass(frozen=True)
@@ -61,24 +61,64 @@ class MethodResult:
     difference: Difference | None = None  # of ``tail`` to the first method, paired by seed
 
 
-def compare(configs: Mapping[Arm, Config], out: Path, jobs: int, watch: Watch) -> list[MethodResult]:
-    """Makes the run of each arm in a folder of ``out``, or continues it, compares them, and writes the tables there."""
-    run_arms(configs, out, jobs, watch)
-    results = summarise(configs, out)
-    evaluated = {arm: evaluations(folder_of(out, arm)) for arm in configs}
+def compare(
+    methods: Sequence[Method | str],
+    config: AnyConfig = None,
+    out: str | Path = "runs/comparison",
+    *,
+    seeds: int | Sequence[int] = 3,
+    jobs: int = 1,
+    model: AnyModel = None,
+    data: Data | str | None = None,
+    task: Task | str | None = None,
+    overrides: Sequence[str] = (),
+    progress: Watch | bool | None = None,
+) -> list[MethodResult]:
+    """Runs several methods under the same seeds and compares them; called again, it continues where it was interrupted.
+
+    Args:
+        methods: methods or their names; the others are compared to the first.
+        config: as for ``run``; it should leave out what the methods choose for themselves, such as ``split.kind``.
+        out: the folder for a run folder of each method and seed, and for the tables: Markdown, CSV and JSON.
+        seeds: a number of seeds, which are then 0, 1, ..., or the seeds.
+        jobs: number of runs at a time, each in a process of its own with one worker.
+        model: as for ``run``.
+        data: as for ``run``.
+        task: as for ``run``.
+        overrides: more values for the config, each as after ``--set``.
+        progress: is called with the method and the seed of each run for the receiver of its events; left out, a line
+            is printed for every round, and with ``False`` nothing.
+    """
+    arms: dict[Arm, Config] = {}
+    for seed in range(seeds) if isinstance(seeds, int) else seeds:
+        for method in methods:
+            objects = {"model": model, "data": data, "method": method, "task": task}
+            chosen = make_config(config, [*overrides, f"seed={seed}"], **objects)
+            name = chosen.method.removeprefix(GIVEN)
+            if arms.setdefault((name, seed), chosen).objects.get("method") != chosen.objects.get("method"):
+                raise ConfigError(
+                    f"methods: got two called {name!r}, expected a name for each: replace(method, name=...)"
+                )
+    if not arms:
+        raise ConfigError(f"compare: got methods {methods!r} and seeds {seeds!r}, expected at least one of each")
+    default = Progress() if progress is False else Lines()
+    folder = Path(out).expanduser()
+    run_arms(arms, folder, jobs, progress if callable(progress) else lambda arm: default)
+    results = summarise(arms, folder)
+    evaluated = {arm: evaluations(folder_of(folder, arm)) for arm in arms}
     document = {
-        "seeds": list(dict.fromkeys(seed for _, seed in configs)),
+        "seeds": list(dict.fromkeys(seed for _, seed in arms)),
         "caption": CAPTION,
         "results": list(map(asdict, results)),
-        "configs": {method: config.to_dict() for (method, _), config in list(configs.items())[::-1]},
+        "configs": {method: config.to_dict() for (method, _), config in list(arms.items())[::-1]},
         "curves": [
             {"method": method, "seed": seed, "rows": [{key: row[key] for key in CURVE} for row in rows]}
             for (method, seed), rows in evaluated.items()
         ],
-        "environment": json.loads(RunFolder(folder_of(out, next(iter(configs)))).environment.read_text()),
+        "environment": json.loads(RunFolder(folder_of(folder, next(iter(arms)))).environment.read_text()),
     }
-    write_tables(out / "comparison", table(results), document)
-    write_csv(out / "comparison.csv", results)
+    write_tables(folder / "comparison", table(results), document)
+    write_csv(folder / "comparison.csv", results)
     return results
 
 
@@ -90,17 +130,44 @@ def run_arms(configs: Mapping[Arm, Config], out: Path, jobs: int, watch: Watch) 
         for arm, config in configs.items():
             run(config, folder_of(out, arm), resume=True, progress=watch(arm))
         return
-    with get_context("spawn").Pool(jobs) as pool:
-        for arm in pool.imap_unordered(partial(_run_with_one_worker, out), configs.items()):
-            watch(arm)
+    processes: list[Popen[bytes]] = []
+    with ThreadPoolExecutor(jobs) as pool:
+        started = {pool.submit(_run_apart, folder_of(out, arm), configs[arm], processes): arm for arm in configs}
+        try:
+            for done in as_completed(started):
+                done.result()
+                watch(started[done])
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.kill()
 
 
-def _run_with_one_worker(out: Path, item: tuple[Arm, Config]) -> Arm:
-    arm, config = item
+def _run_apart(folder: Path, config: Config, processes: list[Popen[bytes]]) -> None:
+    """Makes a run in a process of its own, with whatever objects its config has."""
+    process = start_python("incofl.studies.compare", stdin=PIPE, stderr=PIPE)
+    processes.append(process)
+    _, said = process.communicate(cloudpickle.dumps((folder, config)))
+    if process.returncode:
+        raise RunError(said.decode().strip() or f"{folder}: its process died ({process.returncode})")
+
+
+def main() -> None:
+    """Makes the run that standard input says; what went wrong is on standard error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     torch.set_num_threads(1)
-    config = replace(config, engine=replace(config.engine, workers=1))
-    run(config, folder_of(out, arm), resume=True, progress=False)
-    return arm
+    folder, config = pickle.load(sys.stdin.buffer)
+    try:
+        run(replace(config, engine=replace(config.engine, workers=1)), folder, resume=True, progress=False)
+    except IncoflError as problem:
+        sys.exit(str(problem))
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def folder_of(out: Path, arm: Arm) -> Path:
@@ -155,22 +222,20 @@ def table(results: Sequence[MethodResult]) -> list[list[str]]:
     lines = [["method", *last, first.measure, *(f"level {level}" for level in levels), *gap_headings]]
     scale, spec = (100, ".1f") if first.percent else (1, ".3f")
 
-    def shown(mean: float, half_width: float | None = None, sign: str = "") -> str:
-        return plus_minus(scale * mean, half_width and scale * half_width, sign + spec)
-
     for result in results:
         means = [*([result.last] if last else []), result.tail, *(result.by_level.get(level) for level in levels)]
-        cells, gap = [shown(mean.mean, mean.half_width) if mean else "" for mean in means], ["", "", ""]
+        cells, gap = [plus_minus(mean, spec, scale) if mean else "" for mean in means], ["", "", ""]
         if (found := result.difference) is not None:
-            visible = "" if found.visible_from is None else shown(found.visible_from)
-            gap = [shown(found.mean, found.half_width, "+"), visible, f"{found.wins} of {len(result.seeds)}"]
+            visible = "" if found.visible_from is None else format(scale * found.visible_from, spec)
+            gap = [plus_minus(found, f"+{spec}", scale), visible, f"{found.wins} of {len(result.seeds)}"]
         lines.append([result.method, *cells, *gap])
     return lines
 
 
-def plus_minus(mean: float, half_width: float | None, spec: str = ".1f") -> str:
+def plus_minus(found: Estimate, spec: str = ".1f", scale: float = 1) -> str:
     """Writes a mean and the half width of its interval."""
-    return format(mean, spec) + ("" if half_width is None else f" ± {format(half_width, spec.lstrip('+'))}")
+    half = "" if found.half_width is None else f" ± {format(scale * found.half_width, spec.lstrip('+'))}"
+    return format(scale * found.mean, spec) + half
 
 
 def write_tables(path: Path, lines: Sequence[Sequence[str]], document: Mapping[str, Any]) -> Path:

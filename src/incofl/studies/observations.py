@@ -85,14 +85,12 @@ def observe(found: Sequence[Case]) -> Iterator[Observation]:
 
 
 def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
-    settings: dict[str, list[Case]] = {}
-    for case in found:
-        settings.setdefault(case.setting, []).append(case)
+    names = dict.fromkeys(case.setting for case in found)
+    settings = {name: [case for case in found if case.setting == name] for name in names}
 
     def compared(number: int, what: str, ours: Sequence[float], theirs: Sequence[float], sign: int = 1) -> Observation:
         gap = paired(ours, theirs)
-        value = plus_minus(gap.mean, gap.half_width, "+.3f")
-        return Observation(number, model, what, value, verdict_of(gap, sign) or "")
+        return Observation(number, model, what, plus_minus(gap, "+.3f"), verdict_of(gap, sign) or "")
 
     for setting, own in settings.items():
         for kind, cka in KINDS.items():

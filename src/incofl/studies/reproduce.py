@@ -16,8 +16,8 @@ from typing import Any, Literal
 from incofl.config import Config, make_config
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, nearest
-from incofl.statistics import Difference, paired, tail_mean
-from incofl.studies.compare import Arm, Estimate, Watch, evaluations, folder_of, plus_minus, run_arms, write_tables
+from incofl.statistics import Difference, Estimate, paired, tail_mean
+from incofl.studies.compare import Arm, Watch, evaluations, folder_of, plus_minus, run_arms, write_tables
 
 STUDIES = ("table1", "table2", "case-study", "ablation", "robustness", "noise", "rules", "buffers")
 SCALES = ("mini", "small", "paper")
@@ -135,9 +135,8 @@ def reproduce(table: Sequence[Cell], out: Path, tail: int, jobs: int, watch: Wat
     folder = out / "runs"
     left = {arm: config for arm, config in arms_of(table).items() if not _finished(folder_of(folder, arm), config)}
     run_arms(left, folder, jobs, watch)
-    values = {}
-    for cell in table:
-        values[cell.place] = [100 * tail_mean(evaluations(folder_of(folder, arm)), tail) for arm in cell.arms]
+    accuracy = {arm: 100 * tail_mean(evaluations(folder_of(folder, arm)), tail) for arm in arms_of(table)}
+    values = {cell.place: [accuracy[arm] for arm in cell.arms] for cell in table}
     paper = {cell.place: cell.paper for cell in table}
     return [_outcome(cell, values, paper) for cell in table]
 
@@ -180,8 +179,7 @@ def lines(results: Sequence[Outcome]) -> list[list[str]]:
         if result.theirs is not None:
             paper_gap = "" if result.their_difference is None else f" ({arrow(result.their_difference)})"
             theirs = f"{result.theirs:g}{paper_gap}"
-        ours = plus_minus(result.ours.mean, result.ours.half_width)
-        cells = [ours, difference, visible, theirs, result.verdict or ""]
+        cells = [plus_minus(result.ours), difference, visible, theirs, result.verdict or ""]
         rows.append([result.section, result.row, result.column, *cells])
     several = len({result.section for result in results}) > 1
     return rows if several else [row[1:] for row in rows]

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from incofl.errors import LayoutError
-from incofl.inputs import Inputs
 from incofl.layout import Axes, Axis, Layout
 from incofl.models.infer.blocks import counterparts, find_stages
 from incofl.models.infer.dims import Atom, Dim, hold, leaves, length
 from incofl.models.infer.trace import Trace, trace
 from incofl.models.infer.trial import hold_rigid
 from incofl.models.model import first_line, shapes_of, try_out
+from incofl.tensors import Inputs
 
 
 def infer_layout(module: nn.Module, example: Inputs) -> Layout:

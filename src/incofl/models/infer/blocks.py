@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.fx import Graph
 from torch.nn.modules.module import register_module_forward_hook
 
-from incofl.inputs import Inputs, call
 from incofl.layout import Layout
 from incofl.models.infer.trace import paths
 from incofl.models.infer.trial import problem_with
 from incofl.split.submodel import Skip
+from incofl.tensors import Inputs, call
 
 Stage = tuple[str, ...]
 

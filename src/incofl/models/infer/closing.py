@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from incofl.inputs import Inputs, call, map_inputs
+from incofl.tensors import Inputs, call, map_inputs
 
 # Of the gates of a recurrent layer, the third is what it adds: (i, f, g, o) of an LSTM, (r, z, n) of a GRU.
 _CANDIDATE, _GATES = 2, {nn.LSTM: 4, nn.GRU: 3}

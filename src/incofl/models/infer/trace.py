@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from incofl.errors import LayoutError
-from incofl.inputs import Inputs
 from incofl.models.infer.dims import OBVIOUS, Call, Value, hold, length, news
 from incofl.models.infer.operators import find_rule
 from incofl.models.model import first_line
+from incofl.tensors import Inputs
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor, nn
 from torch.fx import Graph
 
-from incofl.inputs import Inputs, call
 from incofl.layout import Layout
 from incofl.models.infer.dims import Atom, Dims, hold, leaves, length
 from incofl.models.infer.trace import Trace, export, shapes_of, where
 from incofl.models.model import first_line
 from incofl.split import kept, submodel
 from incofl.split.slices import cut
+from incofl.tensors import Inputs, call
 
 SHARE = 0.5  # of the units that a trial keeps
 
