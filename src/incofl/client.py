@@ -10,6 +10,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
+from incofl.anchor import SmallestPath
 from incofl.errors import ConfigError
 from incofl.imports import load_attribute
 from incofl.layout import Layout, frozen_entries, frozen_norms
@@ -195,8 +196,9 @@ def train(
     rule: ClientRule,
     settings: LocalSettings,
     task: Task = CLASSIFICATION,
+    smallest: SmallestPath | None = None,
 ) -> Upload:
-    """One client's local training; the tensors of the result are on the CPU."""
+    """One client's local training, of its model and perhaps of the ``smallest`` path in it."""
     model.load_state_dict(given.state)  # copies, so what was sent stays as it was however the model moves
     model.train()
     for norm in frozen_norms(model).values():
@@ -210,6 +212,8 @@ def train(
         if not (count := task.count(y)):
             continue  # nothing to learn from: the loss, a mean over nothing, would be NaN
         loss = rule.loss(local, x, y)
+        if smallest is not None and (added := smallest.loss(model, task, x, y, local.steps)) is not None:
+            loss = loss + added
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
         rule.adjust(local)

@@ -43,7 +43,7 @@ class Cost:
 
 def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
     """The cost of each level, smallest first."""
-    found = []
+    found, smallest = [], (0, 0)
     # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
     copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
     for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
@@ -53,6 +53,10 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
         transfer = slice_.num_bytes(model.initial)
         received, uploaded, held = method_bytes(model, slice_, level, method)
         macs, activations = forward_costs(model, slice_, settings.batch_size)
+        if method.anchor.on and level:  # the smallest path is trained, too
+            macs += smallest[0] // method.anchor.every
+            activations += smallest[1]
+        smallest = (macs, activations) if not level else smallest
         memory = 4 * (copies * parameters + frozen) + activations + held
         found.append(Cost(level, depth, width, parameters, macs, transfer + received, transfer + uploaded, memory))
     return found

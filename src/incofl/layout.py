@@ -40,6 +40,7 @@ class Layout:
     buffers: frozenset[str]  # statistics, not parameters: they follow the buffer policy
     exits: Mapping[str, int] = field(default_factory=dict)  # prefixes of early exits' heads, and the blocks before each
     kept_whole: Mapping[str, str] = field(default_factory=dict, compare=False)  # why an axis cannot be narrowed
+    closing: Mapping[str, slice] = field(default_factory=dict)  # entries, and their rows, whose zeros close a block
     frozen: frozenset[str] = frozenset()  # never change (``requires_grad = False``): not trained, uploaded or sent
 
     @classmethod
@@ -50,11 +51,13 @@ class Layout:
         stages: Iterable[Iterable[str]],
         shallow: Mapping[str, str],
         exits: Mapping[str, int] | None = None,
+        closing: Iterable[str] | Mapping[str, slice] = (),
     ) -> "Layout":
         """Reads shapes, buffers and frozen entries off a module; entries without ``axes`` are always held whole.
 
         ``axes`` has the names of entries, or of layers with the outputs and inputs of each: a weight has both, and
-        perhaps a kernel that is always whole; a bias or a statistic has the outputs only.
+        perhaps a kernel that is always whole; a bias or a statistic has the outputs only. ``closing`` has the entries,
+        perhaps with the rows of each, that end the residual branches of a block: with zeros there it is the identity.
         """
         state = module.state_dict()
         layers = {name: axes.get(name.rpartition(".")[0], ()) for name in state}
@@ -69,6 +72,7 @@ class Layout:
             shallow=dict(shallow),
             buffers=frozenset(state.keys() - parameters - frozen),
             exits=dict(exits or {}),
+            closing=dict(closing) if isinstance(closing, Mapping) else dict.fromkeys(closing, slice(None)),
             frozen=frozen,
         )
 

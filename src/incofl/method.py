@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from incofl.aggregate import Accumulator, Contribution, CoveredMean
+from incofl.anchor import Anchor
 from incofl.client import ClientRule, Setting, Upload
 from incofl.errors import ConfigError
 from incofl.layout import Layout
@@ -35,6 +36,7 @@ class ServerRule:
     precision: Literal["float32", "float64"] = "float32"  # of the running sums
     buffers: BufferPolicy = "per-level"
     separate: bool = False  # levels share nothing: the server keeps one whole model for each
+    squares: bool = False  # whether the squares of updates are averaged, too, for transforms that need their spread
 
     def check(self, setting: Setting) -> None:
         """Refuses a model or task that the method cannot be used for, with one clear line."""
@@ -63,11 +65,15 @@ class ServerRule:
         """Averages uploads, each valid only until the next are asked for, at each position over its holders."""
         layout = server.layout
         shared, private, extra = self._sum(layout), dict[int, Accumulator](), dict[int, Accumulator]()
+        squared, weights = self._sum(layout), list[float]()
         for uploads in arrivals:
             counted = [self.filter_upload(upload, layout) for upload in uploads]
             own = {upload.level: self.private(layout, upload.slice) for upload in uploads}
             common = {level: layout.axes.keys() - names for level, names in own.items()}
             shared.add(*(part for upload in counted for part in self._parts(upload, common[upload.level])))
+            weights += [self.weight(upload) for upload in counted]
+            for upload in counted if self.squares else ():
+                squared.add(Contribution(upload.slice, _squares(upload, common[upload.level]), self.weight(upload)))
             for level in own:
                 # Buffers are averaged even where levels keep their own: a level that has none yet starts from that.
                 kept = own[level] | layout.buffers if self.buffers == "per-level" else own[level]
@@ -77,8 +83,9 @@ class ServerRule:
                 group = extra.setdefault(upload.level if self.separate else SHARED, self._sum(layout))
                 group.add(Contribution(upload.slice, upload.extra))
         changes = Changes(shared.mean(), {level: total.mean() for level, total in private.items()})
+        unit = sum(weights) / max(len(weights), 1) or 1.0
         new = self.update_state(server, changes, {group: total.mean() for group, total in extra.items()})
-        return dataclasses.replace(changes, extra=new, states=server.states)
+        return dataclasses.replace(changes, extra=new, states=server.states, unit=unit, squares=squared.mean().values)
 
     def update_state(self, server: Server, changes: Changes, extra: Mapping[int, CoveredMean]) -> Mapping[str, Tensors]:
         """The new ``server.extra``, from the mean extra uploads: by level if levels are separate, else ``SHARED``."""
@@ -94,6 +101,12 @@ class ServerRule:
             yield Contribution(upload.slice, only(upload.buffers, names), self.weight(upload))
 
 
+def _squares(upload: Upload, names: Set[str]) -> Tensors:
+    if upload.normaliser != 1:
+        raise ConfigError("coverage.kind: got 'signal', expected 'count': clients' updates are normalised (FedNova)")
+    return {name: value.square() for name, value in only(upload.update, names).items()}
+
+
 @dataclass(frozen=True)
 class Method:
     """A federated method, as data; ``then`` adds a transform of the aggregated update."""
@@ -104,6 +117,7 @@ class Method:
     split: SplitRule = field(default_factory=SplitRule)
     uploads: tuple[UploadTransform, ...] = ()  # applied in order to every accepted upload
     transforms: tuple[UpdateTransform, ...] = ()  # applied in order to the aggregated update
+    anchor: Anchor = field(default_factory=lambda: Anchor(weight=0))  # whether larger levels train the smallest, too
     level: Literal["own", "smallest", "largest", "largest-only"] = "own"  # which level clients train
     summary: str = ""  # one line for ``incofl list methods``
 
@@ -129,6 +143,10 @@ class Method:
             raise ConfigError(f"buffers: got 'per-level', expected 'static' or 'average': {self.name} moves a window")
         self.client.check(setting)
         self.server.check(setting)
+        if self.anchor.on and self.split.window != "prefix":
+            raise ConfigError(f"method: {self.name} moves a window of channels: there is no smallest path to anchor")
+        if self.anchor.distil:
+            setting.need_classes("anchor.distil", "it compares the logits of classes")
 
     def extend(self, model: torch.nn.Module, layout: Layout, levels: Levels) -> Layout:
         """Adds the method's own layers to the new server model, in place, and returns the layout with them."""
@@ -145,7 +163,8 @@ class Method:
     @property
     def options(self) -> dict[str, Any]:
         """The options of all parts, or of their fields, by the name of their section in a config."""
-        parts = [self.split, self.client, self.server, *self.uploads, *self.transforms]
+        parts: list[Any] = [self.split, self.client, self.server, *self.uploads, *self.transforms]
+        parts += [self.anchor] if self.anchor.on else []
         values = [value for part in parts for value in (part, *_fields(part).values()) if has_options(value)]
         found = {value.section: value for value in values}
         for value in values:
@@ -164,7 +183,7 @@ class Method:
             own = {name: configured(value) for name, value in _fields(part).items() if has_options(value)}
             return dataclasses.replace(part, **own) if own else part
 
-        names = ("split", "client", "server", "uploads", "transforms")
+        names = ("split", "client", "server", "uploads", "transforms", *(["anchor"] if self.anchor.on else []))
         return dataclasses.replace(self, **{name: configured(getattr(self, name)) for name in names})
 
 

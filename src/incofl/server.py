@@ -19,6 +19,8 @@ class Changes:
     private: Mapping[int, CoveredMean] = field(default_factory=dict)  # by level, of what it keeps for itself
     extra: Mapping[str, Tensors] = field(default_factory=dict)  # the new state of the server rule
     states: Mapping[str, Tensors] = field(default_factory=dict)  # the new states of the update transforms
+    unit: float = 1.0  # mean weight of a client
+    squares: Tensors = field(default_factory=dict)  # mean squares of the shared updates, if the server rule keeps them
 
     def transformed(self, transform: UpdateTransform, server: "Server") -> tuple["Changes", Record]:
         """The changes with transformed updates, those of each level by themselves, and what the transform records."""
@@ -27,7 +29,8 @@ class Changes:
         def apply(group: int, change: CoveredMean, shared: Tensors) -> tuple[CoveredMean, Record]:
             key = transform.name if group == SHARED else f"{transform.name}-{group}"
             before = states[key] if key in states else transform.init(layout)
-            context = Context(layout, server.round, server.seed, change.weight, shared)
+            squares = self.squares if group == SHARED else {}
+            context = Context(layout, server.round, server.seed, change.weight, shared, self.unit, squares)
             update, states[key], record = transform(only(change.values, layout.parameters), before, context)
             return CoveredMean(only(change.values, layout.buffers) | update, change.weight), record
 

@@ -5,9 +5,11 @@ import dataclasses
 import pytest
 import torch
 
+from incofl.errors import ConfigError
 from incofl.inco import InCo, mix
 from incofl.layout import Layout
 from incofl.models import ModelOptions, make_model
+from incofl.seeds import Purpose, torch_rng
 from incofl.tensors import Tensors, clone
 from incofl.transform import Context
 
@@ -126,3 +128,39 @@ def test_record_by_hand() -> None:
         },
         rel=1e-6,
     )
+
+
+def test_norm_only_changes_lengths_and_no_direction(layout: Layout, update: Tensors) -> None:
+    """Against an oracle: each kernel gets the mean of its own norm and that of its counterpart."""
+    mixed, _, _ = InCo(rule="norm-only", clip=None)(clone(update), {}, Context(layout))
+    for name in SIXTEEN:
+        deep, shallow = update[name].double(), update[f"{name[:6]}.0.conv2.weight"].double()
+        norms = [g.flatten(2).norm(dim=2)[:, :, None, None] for g in (deep, shallow)]
+        expected = deep / norms[0] * (norms[0] + norms[1]) / 2
+        torch.testing.assert_close(mixed[name].double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("granularity", ["kernel", "tensor"])
+def test_shuffled_references_against_an_oracle(layout: Layout, update: Tensors, granularity: str) -> None:
+    """The kernels of a reference are the same in another order, another one in another round and seed."""
+    inco = InCo(shuffle=True, granularity=granularity)  # type: ignore[arg-type]
+    name, shallow = "layer1.1.conv1.weight", "layer1.0.conv2.weight"
+    kernels = update[shallow].flatten(0, 1)
+    seen = []
+    for seed, round in ((0, 0), (0, 0), (0, 1), (1, 0)):
+        mixed, _, _ = inco(clone(update), {}, Context(layout, round, seed))
+        rng = torch_rng(seed, Purpose.SHUFFLE, round)
+        orders = [torch.randperm(len(kernels), generator=rng)]  # that of the first reference
+        permuted = kernels[orders[0]].view(update[shallow].shape)
+        assert torch.equal(mixed[name], mix(update[name], permuted, granularity=granularity))  # type: ignore[arg-type]
+        seen.append(mixed[name])
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[0], seen[2])
+    assert not torch.equal(seen[0], seen[3])
+
+
+def test_only_chosen_stages_are_mixed(layout: Layout, update: Tensors) -> None:
+    _, _, record = InCo(stages=(2, 4))(clone(update), {}, Context(layout))
+    assert set(record) == {name for name in SIXTEEN if name.startswith(("layer2", "layer4"))}
+    with pytest.raises(ConfigError, match=r"inco\.stages: got 5, expected at most 4"):
+        InCo(stages=(5,))(clone(update), {}, Context(layout))

@@ -21,7 +21,7 @@ MILLIONS = {
 
 def exits(levels: int, convolutions: int = 3) -> Extend:
     """Adds an exit for each level to a new model, as ScaleFL does."""
-    return functools.partial(ExitRule(ScaleFL(head_convs=convolutions)).extend, levels=levels)
+    return functools.partial(ExitRule(options=ScaleFL(head_convs=convolutions)).extend, levels=levels)
 
 
 def test_positions() -> None:

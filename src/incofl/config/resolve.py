@@ -136,4 +136,5 @@ def _split(split: SplitConfig, method: Method, family: Family, depth: int | None
     if method.split.kind not in (None, kind):
         raise ConfigError(f"split.kind: got {kind!r}, expected {method.split.kind!r}: {method.name} splits by width")
     number = 5 if kind == "hetero" else family.levels and min(family.levels, depth or family.levels)
-    return replace(split, kind=kind, levels=_auto(split.levels, number or "auto"))
+    start, grow = _auto(split.start, method.split.start), _auto(split.grow, method.split.grow)
+    return replace(split, kind=kind, levels=_auto(split.levels, number or "auto"), start=start, grow=grow)

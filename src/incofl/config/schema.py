@@ -14,7 +14,7 @@ from incofl.client import LocalSettings
 from incofl.errors import ConfigError
 from incofl.method import BufferPolicy, Weighting
 from incofl.options import options
-from incofl.split import Kind
+from incofl.split import Kind, Start
 
 Count = Annotated[int, Ge(1)]
 # Keys that may change when a run is resumed, because they cannot change its results.
@@ -69,6 +69,13 @@ class SplitConfig:
     depth: Literal["full", "scaled"] | tuple[int | tuple[int, ...], ...] = "full"
     # number of clients of each level; left out, groups are equal. The first clients are the smallest
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None
+    # ``random``, or ``identity``: what not every level holds begins without effect, so that all levels start as the
+    # function of the smallest; ``auto``: as the method says
+    start: Start | Literal["auto"] = "auto"
+    # when larger levels open; until then their clients train the largest open one. None: at the start; ``plateau``: one
+    # more when the loss stops falling; or one entry for each level but the smallest, a number of rounds or a share of
+    # all; ``auto``: as the method says
+    grow: Literal["plateau", "auto"] | tuple[Annotated[float, Ge(0)], ...] | None = "auto"
 
 
 @options("task")

@@ -20,9 +20,13 @@ from incofl.errors import ConfigError, RunError
 from incofl.layout import Layout
 from incofl.method import Method
 from incofl.models import Model, ModelOptions, make_model
+from incofl.models.infer.closing import find_closing
 from incofl.models.pretrained import with_pretrained
 from incofl.seeds import Purpose, numpy_rng, seed_of, torch_rng
-from incofl.split import Kind, Levels, Splitter, num_depths
+from incofl.split import Kind, Levels, Splitter, num_depths, submodel
+from incofl.split.growth import make_growth
+from incofl.split.start import identity_start
+from incofl.tensors import map_inputs
 
 
 def build_model(config: Config) -> Model:
@@ -70,7 +74,11 @@ def build_method(config: Config) -> Method:
     assert aggregate.weighting != "auto"  # resolved
     assert config.buffers != "auto"
     server = dataclasses.replace(
-        method.server, weighting=aggregate.weighting, precision=aggregate.precision, buffers=config.buffers
+        method.server,
+        weighting=aggregate.weighting,
+        precision=aggregate.precision,
+        buffers=config.buffers,
+        squares=any(getattr(transform, "needs_squares", False) for transform in method.transforms),
     )
     return dataclasses.replace(method, server=server)
 
@@ -137,14 +145,26 @@ def check_machine(config: Config) -> None:
         raise ConfigError(f"engine.compile: got true, {want}")
 
 
+def with_identity_start(model: Model, splitter: Splitter) -> Model:
+    """A model whose levels all start as the function of the smallest."""
+    layout = model.layout
+    if not layout.closing:
+        module = submodel(model.template, layout, splitter.slice(layout, len(splitter.depths) - 1))
+        module.load_state_dict(model.initial)
+        example = map_inputs(lambda x: torch.zeros(x.shape, dtype=x.dtype), model.example(2))
+        layout = dataclasses.replace(layout, closing=find_closing(module, layout.blocks, example))
+    return dataclasses.replace(model, initial=identity_start(model.initial, model.template, layout, splitter))
+
+
 def outline(config: Config) -> Federation:
     """The federation of a config before it has data: enough to check it and to say what it costs. Reads no files."""
-    model = build_model(config)
+    model, method = build_model(config), build_method(config)
     splitter = build_splitter(config, model)
+    growth = make_growth(config.split.grow, len(splitter.depths), config.rounds)
     return Federation(
         model=model,
         splitter=splitter,
-        method=build_method(config),
+        method=method,
         data=Data((torch.empty(0), torch.empty(0))),
         partition=(),
         levels=client_levels(config, len(splitter.depths)),
@@ -154,6 +174,7 @@ def outline(config: Config) -> Federation:
         device=config.engine.device,
         compile=config.engine.compile,
         measured=config.eval.measured,
+        growth=growth if method.level == "own" else None,
     )
 
 
@@ -196,8 +217,12 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
     """
     check_machine(config)
     federation = outline(config)
+    if config.model.pretrained is not None and config.split.start == "identity":
+        raise ConfigError("split.start: got 'identity', expected 'random' with model.pretrained")
     if config.model.pretrained is not None and not begun:
         federation = dataclasses.replace(federation, model=with_pretrained(federation.model, config.model.pretrained))
+    if config.split.start == "identity" and not begun:
+        federation = dataclasses.replace(federation, model=with_identity_start(federation.model, federation.splitter))
     if federation.method.level == "largest-only" and not federation.levels.counts[-1]:
         name = federation.method.name
         raise ConfigError(f"method: {name} needs clients of the largest level, and no client can hold it")

@@ -1,9 +1,11 @@
 """A federation: everything about a run that does not change from round to round."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from incofl.models import Model
 from incofl.seeds import Purpose, numpy_rng
 from incofl.server import Server
 from incofl.split import Slice, Splitter, submodel
+from incofl.split.growth import Growth
 from incofl.task import CLASSIFICATION, Task
 
 
@@ -70,6 +73,8 @@ class Federation:
     compile: bool = False  # whether clients train compiled models
     measured: int = 5000  # number of training examples on which static batch-norm statistics are measured
     open: bool = False  # whether clients may still come to levels that have none: then all levels are in use
+    growth: Growth | None = None  # when larger levels open; None: from the start
+    top: int | None = None  # the largest level that is open now; None: all are
 
     @cached_property
     def costs(self) -> list[Cost]:
@@ -89,14 +94,36 @@ class Federation:
 
     @property
     def population(self) -> dict[int, tuple[Slice, int]]:
-        """For each level in use its slice in the first round and its number of clients."""
-        return {level: (self.slice(level, 0), self.clients_by_level[level]) for level in self.levels_in_use}
+        """For each level that is trained now its slice in the first round and its number of clients."""
+        counts = Counter[int]()
+        for level in self.levels_in_use:
+            counts[self.trained_as(level)] += self.clients_by_level[level]
+        return {level: (self.slice(level, 0), count) for level, count in counts.items()}
 
     def with_clients(self, levels: ClientLevels, partition: Sequence[Tensor]) -> "Federation":
         """The same federation of other clients, without computing again what does not depend on them."""
-        other = dataclasses.replace(self, levels=levels, partition=partition)
+        return self._changed(levels=levels, partition=partition)
+
+    def after(self, rows: Sequence[Mapping[str, Any]]) -> "Federation":
+        """The same federation with the levels that are open after some rounds."""
+        return self if self.growth is None else self._changed(top=self.growth.top(rows))
+
+    def opened(self, server: Server, before: int | None) -> Server:
+        """The server when levels open that were closed before: each starts from what the next smaller one has."""
+        private = dict(server.private)
+        for level in range(1 + before, 1 + self.top) if before is not None and self.top is not None else ():
+            if level - 1 in private:
+                private[level] = private[level - 1] | private.get(level, {})
+        return dataclasses.replace(server, private=private)
+
+    def _changed(self, **values: Any) -> "Federation":
+        other = dataclasses.replace(self, **values)
         other.__dict__.update({name: vars(self)[name] for name in ("costs", "_slices") if name in vars(self)})
         return other
+
+    def trained_as(self, level: int) -> int:
+        """The level whose sub-model the clients of a level have now: their own, or the largest that is open."""
+        return level if self.top is None else min(level, self.top)
 
     def labels(self, client: int) -> Tensor | None:
         """Number of a client's examples of each class; ``None`` for tasks without classes."""
@@ -124,7 +151,7 @@ class Federation:
 
     def level_of(self, client: int) -> int:
         """The level that a client trains under this method, if it takes part."""
-        level = self.trained(self.levels[client])
+        level = self.trained(self.trained_as(self.levels[client]))
         return len(self.splitter.depths) - 1 if level is None else level
 
     @cached_property

@@ -25,6 +25,7 @@ from incofl.engine.worker import Worker, keep_freed_memory
 from incofl.errors import ConfigError, RunError
 from incofl.method import Method
 from incofl.server import Server
+from incofl.split.growth import OPEN
 from incofl.task import Task
 
 AnyModel = Any  # a factory, an nn.Module, a pair of module and Layout, or a name
@@ -185,9 +186,10 @@ class Run:
     def _round(self) -> Row | None:
         """Makes a round and saves it; ``None`` if too few uploads came and it must be repeated."""
         config, trace, store = self.config, self._trace, self._store
-        self.federation, among = self._backend.gather(self.federation, self.server.round)
-        federation = self.federation
-        server = dataclasses.replace(self.server, population=federation.population)
+        federation, among = self._backend.gather(self.federation, self.server.round)
+        before = federation.after(self.rows[:-1]).top
+        self.federation = federation = federation.after(self.rows)
+        server = dataclasses.replace(federation.opened(self.server, before), population=federation.population)
         remembered = dict(store.manifest)
         stats = RoundStats(
             extra_of=functools.partial(federation.method.server.extra_for_client, server),
@@ -223,9 +225,12 @@ class Run:
         values: list[dict[str, float]] = []
         due = server.round % config.eval.every == 0 or server.round == config.rounds
         if due and len(federation.data.test):
+            trained = [federation.trained_as(level) for level in federation.levels_in_use]
+            distinct = sorted(set(trained))
             if federation.method.server.buffers == "static" and server.layout.buffers:
-                server = server.measured(self._executor.measure(server, federation.levels_in_use))
-            values = [task.values(score) for score in self._executor.evaluate(server, federation.levels_in_use)]
+                server = server.measured(self._executor.measure(server, distinct))
+            scores = dict(zip(distinct, self._executor.evaluate(server, distinct), strict=True))
+            values = [task.values(scores[level]) for level in trained]
         by_metric = {name: [_finite(level[name]) for level in values] for name in task.all_metrics} if values else {}
         others = {name: by for name, by in by_metric.items() if name not in (task.first, "loss")}
         row: Row = {
@@ -240,6 +245,7 @@ class Run:
             "bytes_up": stats.bytes_up,
             "bytes_down": stats.bytes_down,
             "seconds": 0.0,  # known when all is done
+            **({} if federation.top is None else {OPEN: federation.top}),
             **{name: record for name, record in stats.records.items() if record},
         }
         return server, row

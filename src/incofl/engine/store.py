@@ -34,7 +34,7 @@ class ClientStore:
     def get(self, client: int, slice_: Slice) -> Tensors:
         """What a client remembers, in the coordinates of a slice; empty if it has not had a turn yet.
 
-        Where it held other channels of a tensor than now, it remembers 0.
+        Where it held other channels of a tensor than now, or none of a block, it remembers 0.
         """
         if client not in self.manifest:
             return {}
@@ -42,7 +42,9 @@ class ClientStore:
         if held is slice_:
             return memory
         shapes = self._federation.model.layout.shapes
-        full = {name: torch.zeros(shapes[name], dtype=value.dtype) for name, value in memory.items()}
+        remembered = self._federation.method.client.memory(self._federation.model.layout) & slice_.index.keys()
+        dtypes = dict.fromkeys(remembered, torch.get_default_dtype()) | {n: value.dtype for n, value in memory.items()}
+        full = {name: torch.zeros(shapes[name], dtype=dtype) for name, dtype in dtypes.items()}
         held.write(memory, full)
         return slice_.take(full)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from incofl.anchor import SmallestPath, within
 from incofl.client import ClientInput, Upload, evaluate, measure_buffers, train
 from incofl.data import Examples
 from incofl.data.pipeline import EVAL_BATCH, eval_batches, local_batches
@@ -95,9 +96,21 @@ class Worker:
         batches = local_batches(f.data.train, f.partition[job.client], f.data.pipeline, f.local, rng)
         module = self.module(job.level, job.round)
         on_device = ((self.input(module, x), y.to(f.device)) for x, y in batches)
-        with one_thread(), own_randomness(seed_of(f.seed, Purpose.LAYERS, job.round, job.client)):
-            upload = train(module, given, on_device, f.method.client, f.local, f.task)
+        smallest = self._smallest(job)
+        watching = nullcontext() if smallest is None else smallest.watch(module)
+        with one_thread(), own_randomness(seed_of(f.seed, Purpose.LAYERS, job.round, job.client)), watching:
+            upload = train(module, given, on_device, f.method.client, f.local, f.task, smallest)
         return f.identified(upload, job)
+
+    def _smallest(self, job: Job) -> SmallestPath | None:
+        """The smallest path in the model of a larger level, if the method trains it."""
+        f, shapes = self._federation, self._federation.model.layout.shapes
+        if not f.method.anchor.on or job.level == 0:
+            return None
+        small, large = (f.slice(level, job.round, job.client) for level in (0, job.level))
+        parameters = f.model.layout.parameters & small.index.keys()
+        index = {name: within(small.index[name], large.index[name], shapes[name]) for name in parameters}
+        return SmallestPath(f.method.anchor, self.module(0, job.round), index)
 
     def evaluate(self, server: Server, level: int, examples: Examples) -> Score:
         """The score of a level's sub-model on some examples."""

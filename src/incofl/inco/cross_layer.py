@@ -19,7 +19,7 @@ from torch import Tensor
 from incofl.errors import ConfigError
 from incofl.options import options
 
-Rule = Literal["released", "algorithm1", "theorem"]
+Rule = Literal["released", "algorithm1", "theorem", "norm-only"]
 Granularity = Literal["kernel", "tensor"]
 
 
@@ -65,8 +65,8 @@ class Mixing:
 
     def _theta(self, alpha: Tensor, beta: Tensor) -> Tensor:
         """``theorem`` has none where beta >= 0: there g_k satisfies the constraint."""
-        if not self.optimise:
-            return torch.ones_like(beta)
+        if self.rule == "norm-only" or not self.optimise:
+            return torch.full_like(beta, float(self.rule != "norm-only"))
         theta = (beta.abs() if self.rule == "released" else beta) / (alpha + self.eps)
         if self.theta_max is not None:
             theta.clamp_(-self.theta_max, self.theta_max)
@@ -109,12 +109,13 @@ def mix(
 
     - ``released``: theta = |beta|/(alpha+eps), (g_k/(N_k+eps) + theta g_0/(N_0+eps)) (N_k+N_0)/2;
     - ``algorithm1``: theta = beta/(alpha+eps), (g_k/(N_k+eps) - theta g_0/(N_0+eps)) (N_k+N_0)/2;
-    - ``theorem``: as ``algorithm1`` where beta < 0, g_k itself elsewhere.
+    - ``theorem``: as ``algorithm1`` where beta < 0, g_k itself elsewhere;
+    - ``norm-only``: theta = 0, g_k/(N_k+eps) (N_k+N_0)/2: a control that gives g_k another length and no direction.
 
     Args:
         deep: g_k; not modified.
         shallow: g_0, of the same shape; not modified.
-        rule: which of the three formulas.
+        rule: which of the formulas.
         granularity: ``kernel`` (each k x k kernel of a convolution by itself, other tensors as a whole) or ``tensor``.
         normalise: mix unit vectors and scale by the mean norm; without it ``g_k + theta g_0`` or ``g_k - theta g_0``.
         optimise: use theta; without it the two are simply added, whatever the rule.

@@ -38,6 +38,9 @@ _BASES = _SEPARATE | _SHARED
 _TRANSFORMS = {
     "inco": ("incofl.inco:InCo", "InCo Aggregation"),
     "noise": ("incofl.methods.noise:DeepNoise", "Gaussian noise where InCo mixes, for comparison"),
+    "scaled": ("incofl.methods.scaled:Scaled", "the layers that InCo mixes times a constant, for comparison"),
+    "coverage": ("incofl.methods.coverage:Coverage", "shorter steps for what few clients hold"),
+    "anchor": ("incofl.anchor:Anchor", "the smallest path trained by all"),
     "momentum": ("incofl.methods.server_optimizers:ServerMomentum", "momentum on the server"),
     "adam": ("incofl.methods.server_optimizers:ServerAdam", "Adam on the server"),
     "yogi": ("incofl.methods.server_optimizers:ServerYogi", "Yogi on the server"),
@@ -94,8 +97,9 @@ def _load(base: str, *added: str) -> "Method":
     method: Method = load_attribute(f"incofl.methods.{_BASES[base][0]}:{base}", "method")
     long = "+".join((base, *added))
     short = next((long.replace(full, name) for full, name in _PAPER_NAMES.items() if long.startswith(full)), long)
-    transforms = *method.transforms, *(load_attribute(_TRANSFORMS[key][0], "method")() for key in added)
-    return dataclasses.replace(method, name=short, summary=_summary(long), transforms=transforms)
+    parts = {key: load_attribute(_TRANSFORMS[key][0], "method")() for key in added}
+    anchor, transforms = parts.pop("anchor", method.anchor), (*method.transforms, *parts.values())
+    return dataclasses.replace(method, name=short, summary=_summary(long), transforms=transforms, anchor=anchor)
 
 
 def find_method(method: "str | Method") -> "Method":
@@ -118,5 +122,5 @@ def find_method(method: "str | Method") -> "Method":
 @functools.cache
 def all_options() -> dict[str, Any]:
     """The default options of every method and transform, by the name of their section in a config."""
-    names = ["fedavg+momentum+adam+yogi", *_SEPARATE, *(f"{base}+inco+noise" for base in _SHARED)]
+    names = [*_SEPARATE, *("+".join((base, *_TRANSFORMS)) for base in _SHARED)]
     return {section: options for name in names for section, options in find_method(name).options.items()}

@@ -150,7 +150,8 @@ class ResNet(nn.Module):
             layers[f"{name}.fc"] = (classes, outputs)
         if self.exit_positions:
             exits["fc"] = self.exit_positions[-1]
-        return Layout.of(self, layers, stages, shallow, exits)
+        closing = [f"{block}.bn2.{key}" for _, *rest in stages for block in rest for key in ("weight", "bias")]
+        return Layout.of(self, layers, stages, shallow, exits, closing)
 
 
 def _initialise(model: nn.Module) -> None:

@@ -51,7 +51,8 @@ class ResidualMlp(nn.Module):
         for block in blocks:
             inner = Axis(f"{block}.inner", stream.size)
             layers |= {f"{block}.norm": (stream,), f"{block}.fc1": (inner, stream), f"{block}.fc2": (stream, inner)}
-        return _layout(self, stream, layers, blocks)
+        closing = dict.fromkeys([f"{block}.fc2.{key}" for block in blocks for key in ("weight", "bias")], slice(None))
+        return _layout(self, stream, layers, blocks, closing)
 
 
 class LstmBlock(nn.Module):
@@ -106,7 +107,10 @@ class StackedLstm(TextModel):
         gates = Axis("stream", stream.size, copies=4)
         blocks = [f"layers.{number}" for number in range(len(self.layers))]
         layers: dict[str, Axes] = {f"{block}.lstm": (gates, stream) for block in blocks}
-        return _layout(self, stream, layers | {"embedding": (None, stream)}, blocks)
+        added = slice(2 * stream.size, 3 * stream.size)  # of the gates (i, f, g, o), what an LSTM adds to its state
+        keys = [f"{matrix}_{side}_l0" for matrix in ("weight", "bias") for side in ("ih", "hh")]
+        closing = {f"{block}.lstm.{key}": added for block in blocks for key in keys}
+        return _layout(self, stream, layers | {"embedding": (None, stream)}, blocks, closing)
 
 
 class TextTransformer(TextModel):
@@ -138,8 +142,10 @@ class TextTransformer(TextModel):
         return transformer_layout(self, stream, {"embedding": (None, stream), "position": (None, stream)})
 
 
-def _layout(model: nn.Module, stream: Axis, layers: dict[str, Axes], blocks: list[str]) -> Layout:
+def _layout(
+    model: nn.Module, stream: Axis, layers: dict[str, Axes], blocks: list[str], closing: dict[str, slice]
+) -> Layout:
     """Adds the head; the shallow counterparts of a block's matrices are those of the first block."""
     classes = Axis("classes", len(model.get_parameter("head.bias")), fixed=True)
-    layout = Layout.of(model, layers | {"head": (classes, stream)}, [blocks], {})
+    layout = Layout.of(model, layers | {"head": (classes, stream)}, [blocks], {}, closing=closing)
     return dataclasses.replace(layout, shallow=layout.across_blocks)

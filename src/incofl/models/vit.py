@@ -154,4 +154,5 @@ def transformer_layout(model: nn.Module, stream: Axis, axes: dict[str, Axes]) ->
         axes |= {f"{name}.mlp.fc1": (hidden, stream), f"{name}.mlp.fc2": (stream, hidden)}
         axes |= {f"{name}.norm1": (stream,), f"{name}.norm2": (stream,)}
     shallow = {f"{name}.norm2.weight": f"{name}.norm1.weight" for name in blocks}
-    return Layout.of(model, axes, [blocks], shallow)
+    last = ("attn.proj.weight", "attn.proj.bias", "mlp.fc2.weight", "mlp.fc2.bias")
+    return Layout.of(model, axes, [blocks], shallow, closing=[f"{name}.{key}" for name in blocks for key in last])

@@ -25,6 +25,7 @@ Kind = Literal["stage", "layer", "hetero"]
 Window = Literal["prefix", "rolling", "rolling-back"]
 Levels = int | Sequence[int | float | Sequence[int]]
 Depth = tuple[int, ...]  # number of blocks kept in each stage, always the first ones: (1, 1, 2, 2)
+Start = Literal["random", "identity"]
 Depths = Literal["full", "scaled"] | Sequence[int | Sequence[int]]
 
 NO_EMPTY_STAGE = "layer splitting cannot leave a stage empty (for ResNets use split.kind=stage)"
@@ -67,6 +68,8 @@ class SplitRule:
     """The splitting half of a method: what it adds to the model, and which splitter it uses."""
 
     kind: ClassVar[Kind | None] = None  # the only kind of splitting that the method works with; None: any
+    start: Start = "random"  # whether what not every level holds begins without effect
+    grow: Literal["plateau"] | tuple[float, ...] | None = None  # when larger levels open, as ``split.grow`` has it
 
     @property
     def window(self) -> Window:

@@ -1,0 +1,93 @@
+"""Anchoring: clients of larger levels train the smallest level's path, too, so that it stays good by itself.
+
+The sandwich of slimmable networks (Yu and Huang, "Universally Slimmable Networks", ICCV 2019), in a federation: in
+every batch, or every few, the loss gets
+
+    weight * loss(smallest path, y)  +  distil * t^2 KL(softmax(o / t) || softmax(o_0 / t)),
+
+with o the logits of the client's model, which are not trained by it, and o_0 those of the smallest path. No
+communication is added; a step costs the smallest model's forward and backward pass more.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from incofl.options import options
+from incofl.split.slices import Index
+from incofl.task import Task
+from incofl.tensors import Inputs
+
+
+@options("anchor")
+class Anchor:
+    """How much clients of larger levels train the smallest path."""
+
+    weight: Annotated[float, Ge(0)] = 1.0  # of its loss; 0 with distil = 0: no anchoring
+    every: Annotated[int, Ge(1)] = 1  # batches
+    distil: Annotated[float, Ge(0)] = 0.0  # weight of what it learns from the client's whole model; needs classes
+    temperature: Annotated[float, Gt(0)] = 1.0  # of both softmaxes
+
+    @property
+    def on(self) -> bool:
+        """Whether it changes anything."""
+        return bool(self.weight or self.distil)
+
+
+@dataclass
+class SmallestPath:
+    """The smallest level's sub-model inside a larger one: a module whose parameters are those of the larger."""
+
+    anchor: Anchor
+    module: nn.Module
+    index: Mapping[str, tuple[Index, ...]]  # where the smallest level's parameters lie in those of the larger one
+    output: list[Tensor] = field(default_factory=list)  # of the larger model in its last forward pass
+
+    def watch(self, model: nn.Module) -> Any:
+        """Notes what the larger model computes, until the returned handle is removed."""
+
+        def note(_: nn.Module, inputs: Any, output: Any) -> None:
+            self.output[:] = [_logits(output).detach()]
+
+        return model.register_forward_hook(note)
+
+    def loss(self, model: nn.Module, task: Task, x: Inputs, y: Tensor, step: int) -> Tensor | None:
+        """What the loss of a batch gets in addition; ``None`` in batches without."""
+        if step % self.anchor.every:
+            return None
+        own = {name: value[self.index[name]] for name, value in model.named_parameters() if name in self.index}
+        arguments = x if isinstance(x, tuple) else () if isinstance(x, dict) else (x,)
+        teacher = self.output[0] if self.output else None
+        self.module.train()
+        output = _logits(functional_call(self.module, own, arguments, x if isinstance(x, dict) else None))
+        total = self.anchor.weight * task.loss(output, y)
+        if self.anchor.distil and teacher is not None:
+            t = self.anchor.temperature
+            log_p, q = functional.log_softmax(output / t, 1), functional.softmax(teacher / t, 1)
+            total = total + self.anchor.distil * t**2 * functional.kl_div(log_p, q, reduction="batchmean")
+        return total
+
+
+def _logits(output: Any) -> Tensor:
+    """The output of a model; of one with early exits, that of the last."""
+    last: Tensor = output[-1] if isinstance(output, list | tuple) else output
+    return last
+
+
+def within(small: tuple[Index, ...], large: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[Index, ...]:
+    """Where the positions of a slice of a tensor lie in a larger slice of it that holds them all."""
+    found = []
+    for inner, outer, size in zip(small, large, shape, strict=True):
+        held, wanted = torch.arange(size)[outer], torch.arange(size)[inner]
+        at = torch.searchsorted(held.sort().values, wanted)
+        if not torch.equal(held.sort().values, held) or not torch.equal(held[at.clamp(max=len(held) - 1)], wanted):
+            raise ValueError("the smaller slice is not part of the larger one")
+        start, number = int(at[0]), len(at)
+        found.append(slice(start, start + number) if torch.equal(at, torch.arange(start, start + number)) else at)
+    return tuple(found)
