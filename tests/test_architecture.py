@@ -15,7 +15,7 @@ ORDER = [
     ["tensors", "seeds", "options", "imports"],
     ["layout", "schedule", "task"],
     ["split", "transform"],
-    ["inco", "aggregate"],
+    ["inco", "aggregate", "anchor"],
     ["client"],
     ["server"],
     ["method"],
@@ -69,7 +69,7 @@ def test_every_room_is_in_the_order() -> None:
 
 def test_inco_can_be_read_alone() -> None:
     for path in (SOURCE / "inco").glob("*.py"):
-        assert imports(path) <= {"inco", "tensors", "layout", "errors", "options", "transform"}
+        assert imports(path) <= {"inco", "tensors", "layout", "errors", "options", "seeds", "transform"}
 
 
 def test_only_one_room_knows_flower() -> None:

@@ -530,6 +530,13 @@ def test_workers_freeze_what_the_server_has() -> None:
         executor.close()
 
 
+def test_a_model_without_blocks_is_split_by_width() -> None:
+    """If nothing is said about how."""
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
+    federation = build(make_config(small(split={}), model=model, data=data()))
+    assert federation.splitter.shares == (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+
+
 def test_a_frozen_norm_keeps_its_statistics(tmp_path: Path) -> None:
     class Normed(Net):
         def __init__(self) -> None:

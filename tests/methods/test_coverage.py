@@ -11,7 +11,7 @@ from incofl.client import Upload
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError
 from incofl.methods.coverage import Coverage
-from incofl.methods.scaled import Scaled
+from incofl.methods.deepscale import DeepScale
 from incofl.server import Server
 from incofl.tensors import Tensors
 from incofl.transform import Context
@@ -81,7 +81,7 @@ def test_squares_of_normalised_updates_are_refused() -> None:
         federation.method.server.aggregate(federation.start(), [[sent]])
 
 
-@pytest.mark.parametrize("settings", [("+coverage", "coverage.c=0"), ("+scaled", "scaled.factor=1")])
+@pytest.mark.parametrize("settings", [("+coverage", "coverage.c=0"), ("+deepscale", "deepscale.factor=1")])
 def test_without_effect_it_is_the_method_itself(settings: tuple[str, str], tmp_path: Path) -> None:
     added, option = settings
     incofl.run(tiny_config("method=heteroavg"), tmp_path / "plain", progress=False)
@@ -93,7 +93,7 @@ def test_without_effect_it_is_the_method_itself(settings: tuple[str, str], tmp_p
 def test_only_what_inco_mixes_is_scaled(federation: Federation) -> None:
     layout = federation.model.layout
     update = {name: torch.ones(layout.shapes[name]) for name in layout.parameters}
-    new, _, _ = Scaled(factor=0.25)(update, {}, Context(layout))
+    new, _, _ = DeepScale(factor=0.25)(update, {}, Context(layout))
     assert {name for name, value in new.items() if float(value.flatten()[0]) == 0.25} == set(layout.shallow)
     assert {float(value.flatten()[0]) for value in new.values()} == {0.25, 1.0}
 

@@ -58,13 +58,16 @@ def split_kind(config: Config, layout: Layout) -> Kind:
     """How the model is split; one that the table does not know, as its layout suggests."""
     if config.split.kind != "auto":
         return config.split.kind
+    if not layout.stages:
+        return "hetero"
     return "layer" if len(layout.stages) == 1 else "stage"
 
 
 def build_splitter(config: Config, model: Model) -> Splitter:
     """The splitter, checked against the model."""
     kind, levels = split_kind(config, model.layout), config.split.levels
-    number: Levels = min(5, num_depths(model.layout, kind)) if levels == "auto" else levels
+    most = 5 if kind == "hetero" else min(5, num_depths(model.layout, kind))
+    number: Levels = most if levels == "auto" else levels
     return find_parts(config).method.split.splitter(model.layout, kind, number, config.split.depth)
 
 

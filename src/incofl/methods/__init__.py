@@ -38,7 +38,7 @@ _BASES = _SEPARATE | _SHARED
 _TRANSFORMS = {
     "inco": ("incofl.inco:InCo", "InCo Aggregation"),
     "noise": ("incofl.methods.noise:DeepNoise", "Gaussian noise where InCo mixes, for comparison"),
-    "scaled": ("incofl.methods.scaled:Scaled", "the layers that InCo mixes times a constant, for comparison"),
+    "deepscale": ("incofl.methods.deepscale:DeepScale", "the layers that InCo mixes times a constant, for comparison"),
     "coverage": ("incofl.methods.coverage:Coverage", "shorter steps for what few clients hold"),
     "anchor": ("incofl.anchor:Anchor", "the smallest path trained by all"),
     "momentum": ("incofl.methods.server_optimizers:ServerMomentum", "momentum on the server"),
@@ -97,8 +97,9 @@ def _load(base: str, *added: str) -> "Method":
     method: Method = load_attribute(f"incofl.methods.{_BASES[base][0]}:{base}", "method")
     long = "+".join((base, *added))
     short = next((long.replace(full, name) for full, name in _PAPER_NAMES.items() if long.startswith(full)), long)
-    parts = {key: load_attribute(_TRANSFORMS[key][0], "method")() for key in added}
-    anchor, transforms = parts.pop("anchor", method.anchor), (*method.transforms, *parts.values())
+    parts = [load_attribute(_TRANSFORMS[key][0], "method")() for key in added if key != "anchor"]
+    anchor = load_attribute(_TRANSFORMS["anchor"][0], "method")() if "anchor" in added else method.anchor
+    transforms = *method.transforms, *parts
     return dataclasses.replace(method, name=short, summary=_summary(long), transforms=transforms, anchor=anchor)
 
 

@@ -9,13 +9,13 @@ from incofl.tensors import Tensors
 from incofl.transform import Context, Record, Stateless
 
 
-@options("scaled")
-class Scaled(Stateless):
+@options("deepscale")
+class DeepScale(Stateless):
     """Multiplies the update of the layers that InCo mixes."""
 
     factor: Annotated[float, Gt(0)] = 0.7  # 1: nothing changes
 
-    name = "scaled"
+    name = "deepscale"
     needs_shared_model = True
 
     def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
