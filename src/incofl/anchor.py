@@ -9,7 +9,6 @@ with o the logits of the client's model, which are not trained by it, and o_0 th
 communication is added; a step costs the smallest model's forward and backward pass more.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -20,6 +19,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from incofl.options import options
+from incofl.split import Slice
 from incofl.split.slices import Index
 from incofl.task import Task
 from incofl.tensors import Inputs
@@ -46,7 +46,7 @@ class SmallestPath:
 
     anchor: Anchor
     module: nn.Module
-    index: Mapping[str, tuple[Index, ...]]  # where the smallest level's parameters lie in those of the larger one
+    part: Slice  # where the smallest level's parameters lie in those of the larger one
     output: list[Tensor] = field(default_factory=list)  # of the larger model in its last forward pass
 
     def watch(self, model: nn.Module) -> Any:
@@ -61,7 +61,7 @@ class SmallestPath:
         """What the loss of a batch gets in addition; ``None`` in batches without."""
         if step % self.anchor.every:
             return None
-        own = {name: value[self.index[name]] for name, value in model.named_parameters() if name in self.index}
+        own = self.part.look(dict(model.named_parameters()))
         arguments = x if isinstance(x, tuple) else () if isinstance(x, dict) else (x,)
         teacher = self.output[0] if self.output else None
         self.module.train()

@@ -23,7 +23,7 @@ from incofl.data.pipeline import EVAL_BATCH, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
 from incofl.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
-from incofl.split import submodel
+from incofl.split import Slice, submodel
 from incofl.task import Score
 from incofl.tensors import Inputs, Tensors, call, map_inputs
 
@@ -110,7 +110,7 @@ class Worker:
         small, large = (f.slice(level, job.round, job.client) for level in (0, job.level))
         parameters = f.model.layout.parameters & small.index.keys()
         index = {name: within(small.index[name], large.index[name], shapes[name]) for name in parameters}
-        return SmallestPath(f.method.anchor, self.module(0, job.round), index)
+        return SmallestPath(f.method.anchor, self.module(0, job.round), Slice(index, small.shapes))
 
     def evaluate(self, server: Server, level: int, examples: Examples) -> Score:
         """The score of a level's sub-model on some examples."""
