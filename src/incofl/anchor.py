@@ -63,11 +63,11 @@ class SmallestPath:
             return None
         own = self.part.look(dict(model.named_parameters()))
         arguments = x if isinstance(x, tuple) else () if isinstance(x, dict) else (x,)
-        teacher = self.output[0] if self.output else None
+        (teacher,) = self.output
         self.module.train()
         output = _logits(functional_call(self.module, own, arguments, x if isinstance(x, dict) else None))
         total = self.anchor.weight * task.loss(output, y)
-        if self.anchor.distil and teacher is not None:
+        if self.anchor.distil:
             t = self.anchor.temperature
             log_p, q = functional.log_softmax(output / t, 1), functional.softmax(teacher / t, 1)
             total = total + self.anchor.distil * t**2 * functional.kl_div(log_p, q, reduction="batchmean")
@@ -85,9 +85,8 @@ def within(small: tuple[Index, ...], large: tuple[Index, ...], shape: tuple[int,
     found = []
     for inner, outer, size in zip(small, large, shape, strict=True):
         held, wanted = torch.arange(size)[outer], torch.arange(size)[inner]
-        at = torch.searchsorted(held.sort().values, wanted)
-        if not torch.equal(held.sort().values, held) or not torch.equal(held[at.clamp(max=len(held) - 1)], wanted):
+        at = torch.searchsorted(held, wanted).clamp(max=len(held) - 1)  # both are in ascending order
+        if not torch.equal(held[at], wanted):
             raise ValueError("the smaller slice is not part of the larger one")
-        start, number = int(at[0]), len(at)
-        found.append(slice(start, start + number) if torch.equal(at, torch.arange(start, start + number)) else at)
+        found.append(slice(int(at[0]), int(at[-1]) + 1) if int(at[-1] - at[0]) + 1 == len(at) else at)
     return tuple(found)

@@ -100,7 +100,7 @@ def unroll(module: nn.Module) -> None:
     """Makes the LSTMs of a module on the meta device compute all positions at once: there only shapes matter."""
     for layer in module.modules():
         if isinstance(layer, nn.LSTM) and not layer.bidirectional and not layer.proj_size:
-            layer.forward = functools.partial(_all_positions, layer)  # type: ignore[method-assign, assignment]
+            layer.forward = functools.partial(_all_positions, layer)  # type: ignore[method-assign, assignment]  # of this object
 
 
 def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:

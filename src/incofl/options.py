@@ -49,7 +49,8 @@ def from_table(base: T, table: Any, section: str) -> T:
     for key in table:
         if key not in names:
             raise ConfigError(f"config: unknown key {f'{section}.{key}'!r}{nearest(key, names)}")
-    return dataclasses.replace(cast(Any, base), **table)  # type: ignore[no-any-return]
+    changed: T = dataclasses.replace(cast(Any, base), **table)
+    return changed
 
 
 def _checked_values(part: Any) -> dict[str, Any]:

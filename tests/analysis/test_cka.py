@@ -28,17 +28,17 @@ def kernel_cka(x: Tensor, y: Tensor) -> float:
     """The definition: tr(K H L H) / sqrt(tr(K H K H) tr(L H L H)) with H = I - 1/n."""
     n = len(x)
     h = torch.eye(n, dtype=x.dtype) - 1 / n
-    k, l = x @ x.T, y @ y.T  # noqa: E741
-    return float((k @ h @ l @ h).trace() / ((k @ h @ k @ h).trace() * (l @ h @ l @ h).trace()).sqrt())
+    K, L = x @ x.T, y @ y.T
+    return float((K @ h @ L @ h).trace() / ((K @ h @ K @ h).trace() * (L @ h @ L @ h).trace()).sqrt())
 
 
 def unbiased_hsic(x: Tensor, y: Tensor) -> float:
     """Song et al.'s formula: (tr(KL) + 1'K1 1'L1 / ((n-1)(n-2)) - 2 1'KL1 / (n-2)) / (n(n-3)), diagonals 0."""
     n = len(x)
-    k, l = ((z @ z.T).fill_diagonal_(0) for z in (x, y))  # noqa: E741
+    K, L = ((z @ z.T).fill_diagonal_(0) for z in (x, y))
     one = torch.ones(n, dtype=x.dtype)
     terms = (
-        (k @ l).trace() + (one @ k @ one) * (one @ l @ one) / ((n - 1) * (n - 2)) - 2 * (one @ k @ l @ one) / (n - 2)
+        (K @ L).trace() + (one @ K @ one) * (one @ L @ one) / ((n - 1) * (n - 2)) - 2 * (one @ K @ L @ one) / (n - 2)
     )
     return float(terms / (n * (n - 3)))
 

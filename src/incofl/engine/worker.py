@@ -146,7 +146,7 @@ class Worker:
             layout = layout_of(module)
             if layout == torch.channels_last and not computes_channels_last(module, f.model.example(2)):
                 layout = torch.contiguous_format
-            self._modules[level] = module.to(memory_format=layout)  # type: ignore[call-overload]
+            self._modules[level] = module.to(memory_format=layout)  # type: ignore[call-overload]  # not among its typed forms
             self._layouts[module] = layout
             f.method.client.prepare(module, f.model.layout)
             if f.compile:
@@ -186,7 +186,7 @@ def layout_of(module: nn.Module) -> torch.memory_format:
 
 def computes_channels_last(module: nn.Module, example: Inputs) -> bool:
     """Whether a module can train and evaluate channels-last; one that uses ``x.view(len(x), -1)`` cannot."""
-    trial = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    trial = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as above
     for parameter in trial.parameters():
         nn.init.constant_(parameter, 0.01)  # the same in every process
     first = next(trial.parameters())

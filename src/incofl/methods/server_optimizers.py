@@ -11,6 +11,7 @@ its moments and its value. Buffers are not touched.
 """
 
 import dataclasses
+from abc import ABC, abstractmethod
 from typing import Annotated, Literal, Self
 
 import torch
@@ -49,7 +50,7 @@ class ServerSchedule(Schedule, Stateless):
 
 
 @options("")
-class _Optimizer(Schedule):
+class _Optimizer(Schedule, ABC):
     """What the optimisers share: their moments are named ``m/NAME`` and ``v/NAME``, their step follows a schedule."""
 
     def init(self, layout: Layout) -> Tensors:
@@ -65,9 +66,9 @@ class _Optimizer(Schedule):
                 new[f"{k}/{name}"] = context.where_held(name, moment, before[k])
         return steps, new, {}
 
+    @abstractmethod
     def step(self, u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensors, Tensor]:
         """The new moments, and the step."""
-        raise NotImplementedError
 
 
 @options("server-momentum")

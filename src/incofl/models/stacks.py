@@ -7,6 +7,7 @@ own, a position sees itself and what is before it.
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -66,15 +67,15 @@ class LstmBlock(nn.Module):
         return x + self.lstm(x)[0]
 
 
-class TextModel(nn.Module):
+class TextModel(nn.Module, ABC):
     """What models of texts have in common: feature vectors of all positions, then a linear head."""
 
     sequence: bool
     head: nn.Linear
 
+    @abstractmethod
     def positions(self, x: Tensor) -> Tensor:
         """Returns the feature vector of every position, (B, length, dim)."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns class logits of tokens (B, length): of every position (B, classes, length), or (B, classes).
