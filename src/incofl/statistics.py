@@ -57,13 +57,33 @@ class Difference(Estimate):
 
     wins: int  # number of seeds in which the first method is better
     visible_from: float | None = None  # smallest true difference that these seeds find with 80 % power
+    p_value: float | None = None  # of a paired t test, two-sided; none for one seed
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     """Compares two methods seed by seed: the values at the same position have the same seed."""
     gaps = [one - other for one, other in zip(ours, theirs, strict=True)]
     visible = visible_effect(len(gaps)) * float(np.std(gaps, ddof=1)) if len(gaps) > 1 else None
-    return Difference(*mean_and_half_width(gaps), sum(gap > 0 for gap in gaps), visible)
+    return Difference(*mean_and_half_width(gaps), sum(gap > 0 for gap in gaps), visible, p_value(gaps))
+
+
+def p_value(values: Sequence[float]) -> float | None:
+    """How likely a mean at least as far from 0 is if the true mean is 0: Student's t, two-sided."""
+    mean, half_width = mean_and_half_width(values)
+    if half_width is None:
+        return None
+    df = len(values) - 1
+    error = half_width / student_quantile(df)
+    return 1 - _within(math.atan2(abs(mean), error * math.sqrt(df)), df) if mean else 1.0
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P values corrected for their number (Holm 1979): the chance of one false finding among all stays below 5 %."""
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[at]))
+        corrected[at] = largest
+    return corrected
 
 
 @cache

@@ -110,6 +110,14 @@ def test_a_level_that_opens_starts_from_the_next_smaller() -> None:
     assert {level: count for level, (_, count) in grown.population.items()} == {0: 4, 1: 6}
 
 
+def test_levels_that_open_together_are_saved_apart(tmp_path: Path) -> None:
+    """In a round without a client of either, both have the statistics of the next smaller, each its own copy."""
+    config = tiny_config("method=heteroavg", "rounds=2", "cohort=1", "split.grow=[1,1]")
+    incofl.run(config, tmp_path, progress=False)
+    saved = tensors(tmp_path)
+    assert any(name.startswith("private/2/") for name in saved)
+
+
 def test_baselines_of_one_level_have_nothing_to_grow(tmp_path: Path) -> None:
     result = incofl.run(tiny_config("method=alllarge", "rounds=1", "split.grow=[2,4]"), tmp_path, progress=False)
     assert "open" not in result.history[0]

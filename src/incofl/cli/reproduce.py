@@ -13,12 +13,16 @@ from incofl.cli.list import print_columns
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, or all.")] = None,
     scale: Annotated[str, typer.Option(metavar="S", help="mini (hours), small (days) or paper (GPUs).")] = "mini",
+    part: Annotated[str, typer.Option(metavar="P", help="Part of the study inco: a, b, c or d.")] = "a",
     data: Annotated[Path, typer.Option(metavar="DIR", help="Folder of data sets (incofl data fetch).")] = Path("data"),
     seeds: Annotated[str | None, typer.Option(metavar="S,T,...", help="Other seeds than 0,1,2.")] = None,
     set_: arg.Set = None,
     out: Annotated[Path | None, arg.out("DIR", "Run folders and tables [runs/reproduce/SCALE].")] = None,
     jobs: arg.Jobs = 1,
     dry: Annotated[bool, typer.Option("--dry-run", help="Only print how many runs it would make.")] = False,
+    tables: Annotated[
+        bool, typer.Option("--tables-only", help="Of inco: tables of what is finished, no runs.")
+    ] = False,
     quiet: arg.Quiet = False,
 ) -> None:
     """Run an experiment of the paper and print our numbers next to its own. Without NAME, list them.
@@ -29,15 +33,34 @@ def reproduce(
     from incofl.studies import reproduce as study_runs
     from incofl.studies.compare import CAPTION
 
+    overrides = [f"data.root={str(data.expanduser())!r}", *(set_ or [])]
+    only = None if seeds is None else arg.seeds(seeds)
+    # The command as it was given, without places and processes, which do not change the numbers.
+    words = [*(["--seeds", seeds] if seeds else []), *(word for key in set_ or [] for word in ("--set", key))]
     if name is None:
-        print_columns({each: study_runs.load_study(each).title for each in study_runs.STUDIES})
+        titles = {each: study_runs.load_study(each).title for each in study_runs.STUDIES}
+        print_columns(titles | {"inco": "what InCo does and what each level gains: parts a to d"})
         typer.echo("scales:")
         print_columns({each: study_runs.load_scale(each).summary for each in study_runs.SCALES})
         return
+    if name == "inco":
+        from incofl.studies import inco
+
+        chosen_part = inco.load_part(part)
+        table = study_runs.cells(chosen_part.study, chosen_part.scale, overrides, only)
+        folder = (out or Path("runs") / "reproduce" / "inco").expanduser()
+        count = len(study_runs.arms_of(table))
+        if dry:
+            typer.echo(f"inco, part {part}: {len(table)} cells, {count} runs")
+            return
+        if not tables:
+            with RunDisplay(quiet, count) as display:
+                study_runs.run_table(table, folder, jobs, display.watch)
+        command = shlex.join(["incofl", "reproduce", "inco", "--part", part, *words])
+        typer.echo(f"tables in {inco.save(chosen_part, table, folder, command)}, run folders in {folder / 'runs'}")
+        return
     chosen = study_runs.load_scale(scale)
     folder = (out or Path("runs") / "reproduce" / scale).expanduser()
-    only = None if seeds is None else arg.seeds(seeds)
-    overrides = [f"data.root={str(data.expanduser())!r}", *(set_ or [])]
     for study in map(study_runs.load_study, study_runs.STUDIES if name == "all" else [name]):
         table = study_runs.cells(study, chosen, overrides, only)
         count = len(study_runs.arms_of(table))
@@ -46,8 +69,6 @@ def reproduce(
             continue
         with RunDisplay(quiet, count) as display:
             results = study_runs.reproduce(table, folder, chosen.tail, jobs, display.watch)
-        # The command as it was given, without places and processes, which do not change the numbers.
-        words = [*(["--seeds", seeds] if seeds else []), *(word for key in set_ or [] for word in ("--set", key))]
         command = shlex.join(["incofl", "reproduce", study.name, "--scale", scale, *words])
         path = study_runs.save(study, chosen, table, results, folder, command)
         title = f"{study.title}; scale {scale}: test accuracy in percent, last {chosen.tail} rounds"

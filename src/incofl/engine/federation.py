@@ -113,7 +113,8 @@ class Federation:
         private = dict(server.private)
         for level in range(1 + before, 1 + self.top) if before is not None and self.top is not None else ():
             if level - 1 in private:
-                private[level] = private[level - 1] | private.get(level, {})
+                before_it = {name: value.clone() for name, value in private[level - 1].items()}
+                private[level] = before_it | private.get(level, {})
         return dataclasses.replace(server, private=private)
 
     def _changed(self, **values: Any) -> "Federation":

@@ -12,11 +12,12 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 import cloudpickle
@@ -124,44 +125,75 @@ def compare(
 
 def run_arms(configs: Mapping[Arm, Config], out: Path, jobs: int, watch: Watch) -> None:
     """Starts or resumes the run of each arm, some at a time with one worker each; refuses impossible ones at once."""
-    for config in configs.values():
+    for config in {name: config for (name, _), config in configs.items()}.values():
         outline(config).check()
     if jobs == 1:
         for arm, config in configs.items():
             run(config, folder_of(out, arm), resume=True, progress=watch(arm))
         return
-    processes: list[Popen[bytes]] = []
+    apart = RunsApart()
     with ThreadPoolExecutor(jobs) as pool:
-        started = {pool.submit(_run_apart, folder_of(out, arm), configs[arm], processes): arm for arm in configs}
+        started = {pool.submit(apart.run, folder_of(out, arm), configs[arm]): arm for arm in configs}
         try:
             for done in as_completed(started):
                 done.result()
                 watch(started[done])
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes:
-                process.kill()
+            apart.close()
 
 
-def _run_apart(folder: Path, config: Config, processes: list[Popen[bytes]]) -> None:
-    """Makes a run in a process of its own, with whatever objects its config has."""
-    process = start_python("incofl.studies.compare", stdin=PIPE, stderr=PIPE)
-    processes.append(process)
-    _, said = process.communicate(cloudpickle.dumps((folder, config)))
-    if process.returncode:
-        raise RunError(said.decode().strip() or f"{folder}: its process died ({process.returncode})")
+class RunsApart:
+    """Makes runs in processes of their own, one for each thread that asks, with whatever objects their configs have."""
+
+    def __init__(self) -> None:
+        self._processes: list[Popen[bytes]] = []
+        self._of_thread = threading.local()
+
+    def run(self, folder: Path, config: Config) -> None:
+        """Makes a run, and returns when it is done."""
+        if not hasattr(self._of_thread, "process"):
+            self._of_thread.process = start_python("incofl.studies.compare", stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+            self._processes.append(self._of_thread.process)
+        process: Popen[bytes] = self._of_thread.process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            cloudpickle.dump((folder, config), process.stdin)
+            process.stdin.flush()
+            problem = pickle.load(process.stdout)
+        except (EOFError, OSError):
+            problem = f"{folder}: its process died ({process.wait()})"
+        if problem:
+            raise RunError(problem)
+
+    def close(self) -> None:
+        """Ends the processes, whatever they are doing."""
+        for process in self._processes:
+            process.kill()
 
 
 def main() -> None:
-    """Makes the run that standard input says; what went wrong is on standard error."""
+    """Makes the runs that standard input says, one after the other; says of each what went wrong, if anything."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     torch.set_num_threads(1)
-    folder, config = pickle.load(sys.stdin.buffer)
-    try:
-        run(replace(config, engine=replace(config.engine, workers=1)), folder, resume=True, progress=False)
-    except IncoflError as problem:
-        sys.exit(str(problem))
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a run prints is not an answer
+    while True:
+        try:
+            folder, config = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        problem = None
+        try:
+            run(replace(config, engine=replace(config.engine, workers=1)), folder, resume=True, progress=False)
+        except IncoflError as refusal:
+            problem = str(refusal)
+        except Exception:
+            problem = f"{folder}: {traceback.format_exc()}"
+        pickle.dump(problem, answers)
+        answers.flush()
 
 
 def _end_with(parent: int) -> None:

@@ -86,7 +86,7 @@ def cells(study: Study, scale: Scale, overrides: Sequence[str] = (), seeds: Sequ
     found = []
     for section, row in [(part, row) for part in study.sections for row in part["rows"]]:
         paper = dict(zip(study.columns, row.get("paper", ["none"] * len(study.columns)), strict=True))
-        for column in study.scales.get(scale.name, study.columns):
+        for column in section.get("columns", study.scales.get(scale.name, study.columns)):
             keys, base = [*study.columns[column], *row["set"]], scale.base[section["base"]]
             configs = [make_config(base, [*keys, f"seed={seed}", *overrides]) for seed in seeds or scale.seeds]
             arms = {(run_name(config), config.seed): config for config in configs}
@@ -110,8 +110,11 @@ def run_name(config: Config) -> str:
 
 
 def arms_of(table: Sequence[Cell]) -> dict[Arm, Config]:
-    """Returns the runs behind a table, each once."""
-    return {arm: config for cell in table for arm, config in cell.arms.items()}
+    """Returns the runs behind a table, each once: seed by seed, so that what is finished can be compared."""
+    runs = [(cell.column, arm, config) for cell in table for arm, config in cell.arms.items()]
+    columns = list(dict.fromkeys(column for column, _, _ in runs))
+    runs.sort(key=lambda run: (columns.index(run[0]), run[2].seed))
+    return {arm: config for _, arm, config in runs}
 
 
 @dataclass(frozen=True)
@@ -131,17 +134,24 @@ class Outcome:
 
 
 def reproduce(table: Sequence[Cell], out: Path, tail: int, jobs: int, watch: Watch) -> list[Outcome]:
-    """Makes the runs of a table that are not finished, in ``out / "runs"``, and judges each by its last rounds."""
-    folder = out / "runs"
-    left = {arm: config for arm, config in arms_of(table).items() if not _finished(folder_of(folder, arm), config)}
-    run_arms(left, folder, jobs, watch)
+    """Makes the runs of a table that are not finished, and judges each by its last rounds."""
+    folder = run_table(table, out, jobs, watch)
     accuracy = {arm: 100 * tail_mean(evaluations(folder_of(folder, arm)), tail) for arm in arms_of(table)}
     values = {cell.place: [accuracy[arm] for arm in cell.arms] for cell in table}
     paper = {cell.place: cell.paper for cell in table}
     return [_outcome(cell, values, paper) for cell in table]
 
 
-def _finished(folder: Path, config: Config) -> bool:
+def run_table(table: Sequence[Cell], out: Path, jobs: int, watch: Watch) -> Path:
+    """Makes the runs of a table that are not finished, and returns the folder of all."""
+    folder = out / "runs"
+    left = {arm: config for arm, config in arms_of(table).items() if not is_finished(folder_of(folder, arm), config)}
+    run_arms(left, folder, jobs, watch)
+    return folder
+
+
+def is_finished(folder: Path, config: Config) -> bool:
+    """Whether the run of a config is complete."""
     path = RunFolder(folder).summary
     summary = json.loads(path.read_text()) if path.exists() else {}
     return (summary.get("status"), summary.get("rounds")) == ("done", config.rounds)
