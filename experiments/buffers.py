@@ -16,8 +16,7 @@ from statistics import mean
 from typing import Any
 
 import incofl
-from incofl.statistics import Estimate
-from incofl.studies.compare import plus_minus
+from incofl.statistics import Estimate, plus_minus
 
 HERE = Path(__file__).parent
 METHODS = ("heteroavg", "incoavg")

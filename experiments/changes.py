@@ -11,8 +11,8 @@ from statistics import mean
 
 from collect import RESULTS
 
-from incofl.statistics import Estimate
-from incofl.studies.compare import markdown, plus_minus
+from incofl.statistics import Estimate, plus_minus
+from incofl.studies.compare import markdown
 
 PER = {"kernel": "kernel", "tensor": "layer"}
 

@@ -18,8 +18,16 @@ from typing import Any
 
 import buffers
 
-from incofl.statistics import Difference, Estimate, mean_and_half_width, paired, student_quantile, visible_effect
-from incofl.studies.compare import markdown, plus_minus
+from incofl.statistics import (
+    Difference,
+    Estimate,
+    mean_and_half_width,
+    paired,
+    plus_minus,
+    student_quantile,
+    visible_effect,
+)
+from incofl.studies.compare import markdown
 from incofl.studies.reproduce import arrow
 
 RESULTS = Path(__file__).parent / "results"

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from incofl.statistics import (
     correlation,
+    holm,
     mean_and_half_width,
     paired,
     sign_test,
@@ -149,3 +150,25 @@ def test_the_power_agrees_with_scipy() -> None:
 def test_a_difference_knows_what_could_have_been_seen() -> None:
     assert paired([1.0, 2.0, 3.0], [0.0, 0.0, 0.0]).visible_from == pytest.approx(visible_effect(3))
     assert paired([1.0], [0.0]).visible_from is None
+
+
+def test_p_values_are_those_of_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    for count in (2, 3, 4, 20, 21):
+        gaps = rng.normal(0.3, 1, count)
+        found = paired(gaps.tolist(), [0.0] * count).p_value
+        assert found == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue, abs=1e-12)
+
+
+def test_p_values_at_the_edges() -> None:
+    assert paired([1.0], [0.0]).p_value is None
+    assert paired([1.0, 2.0], [1.0, 2.0]).p_value == 1.0
+    assert paired([2.0, 3.0], [1.0, 2.0]).p_value == pytest.approx(0.0, abs=1e-15)  # the same difference in all seeds
+
+
+def test_holm_by_hand() -> None:
+    """Sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1 are 0.04, 0.06, 0.06, 0.04; none may be below an earlier one."""
+    assert holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []

@@ -137,6 +137,11 @@ class Method:
         """This method with one more update transform."""
         return dataclasses.replace(self, name=f"{self.name}+{transform.name}", transforms=(*self.transforms, transform))
 
+    @property
+    def is_baseline(self) -> bool:
+        """Whether a fleet can do it without slices of one model, and every client can hold what it trains."""
+        return self.level in ("smallest", "largest-only") or (self.server.separate and self.level == "own")
+
     def check(self, setting: Setting) -> None:
         """Refuses a model or task that the method cannot be used for, with one clear line."""
         if self.split.window != "prefix" and setting.buffers == "per-level" and setting.layout.buffers:

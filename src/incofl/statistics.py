@@ -51,6 +51,12 @@ class Estimate:
         return cls(*mean_and_half_width(values))
 
 
+def plus_minus(found: Estimate, spec: str = ".1f", scale: float = 1) -> str:
+    """Writes a mean and the half width of its interval."""
+    half = "" if found.half_width is None else f" ± {format(scale * found.half_width, spec.lstrip('+'))}"
+    return format(scale * found.mean, spec) + half
+
+
 @dataclass(frozen=True)
 class Difference(Estimate):
     """A difference between two methods, paired by seed."""

@@ -15,6 +15,7 @@ from incofl import METHODS, InCo, compare
 from incofl.cli.display import print_table
 from incofl.config import make_config
 from incofl.errors import ConfigError, RunError
+from incofl.methods import BASELINES
 from incofl.statistics import Estimate
 from incofl.studies.compare import MethodResult, markdown, summarise, table, write_csv
 from tests.cli.test_cli import SMALL
@@ -284,3 +285,23 @@ def test_methods_need_names_of_their_own(tmp_path: Path) -> None:
         compare(mixed, {"model": {"name": "tiny-mlp"}}, tmp_path)
     with pytest.raises(ConfigError, match=r"compare: got methods \[\] and seeds 3, expected at least one of each"):
         compare([], None, tmp_path)
+
+
+def test_baselines_are_what_needs_no_slices() -> None:
+    found = {name for name, method in METHODS.items() if method.is_baseline}
+    assert found == {"fedavg", "fedprox", "fednova", "scaffold", "moon", "allsmall", "largestonly"}
+    assert set(BASELINES) <= found
+
+
+def test_the_gain_over_the_best_baseline(incofl: Shell, tmp_path: Path) -> None:
+    command = ["compare", "--methods", "heteroavg", "--seeds", "0,1", *SMALL, "--out", tmp_path]
+    code, out, _ = incofl(*command)
+    assert code == 0
+    assert "no baseline among them: --baselines" in out
+    code, out, _ = incofl(*command, "--baselines", "--jobs", "2")
+    assert code == 0
+    assert "gains over its best baseline" in out
+    assert "no level worse" in out
+    page = (tmp_path / "comparison.md").read_text()
+    assert page.count("| heteroavg |") == 2
+    assert "| largestonly |" in page

@@ -14,6 +14,9 @@ def compare(
     methods: Annotated[
         str, typer.Option("--methods", "-m", metavar="A,B,...", help="Methods; the others are compared to the first.")
     ] = "heteroavg,incoavg",
+    baselines: Annotated[
+        bool, typer.Option("--baselines", "-b", help="Also run what needs no slices: allsmall, largestonly, fedavg.")
+    ] = False,
     seeds: Annotated[str, typer.Option(metavar="S,T,...", help="Seeds; every method runs each.")] = "0,1,2",
     model: arg.Model = None,
     set_: arg.Set = None,
@@ -27,15 +30,24 @@ def compare(
     The table is also written to DIR as Markdown, CSV and JSON.
     """
     from incofl.cli.display import RunDisplay, print_table
+    from incofl.methods import BASELINES
     from incofl.studies.compare import CAPTION, compare, table
+    from incofl.studies.gains import GAP
 
     names, numbers = arg.words(methods), arg.seeds(seeds)
     if not names:
         raise ConfigError(f"--methods: got {methods!r}, expected names such as heteroavg,incoavg")
+    names += [name for name in BASELINES if baselines and name not in names]
     overrides = arg.overrides(set_, model=model)
     with RunDisplay(quiet, len(names) * len(numbers)) as display:
         results = compare(names, config, out, seeds=numbers, jobs=jobs, overrides=overrides, progress=display.watch)
     unit = " in percent" if results[0].percent else ""
     title = f"test {results[0].metric}{unit}, {len(numbers)} seed(s), {results[0].measure}"
     print_table(table(results), title)
-    typer.echo(f"{CAPTION}\ntables and run folders in {out}")
+    typer.echo(CAPTION)
+    if results.gains:
+        print_table(results.gains, "what each level of devices gains over its best baseline, in points")
+        typer.echo(GAP)
+    elif results[0].percent:
+        typer.echo("no baseline among them: --baselines adds what the fleet can do without slices of one model")
+    typer.echo(f"tables and run folders in {out}")

@@ -34,6 +34,7 @@ _SHARED = {
     "scalefl": ("scalefl", "ScaleFL: fewer blocks and fewer channels, with early exits"),
 }
 _BASES = _SEPARATE | _SHARED
+BASELINES = ("allsmall", "largestonly", "fedavg")  # what a fleet can do without slices of one model
 # What ``NAME+TRANSFORM`` adds to a method. The first two mix or disturb the layers of one shared server model.
 _TRANSFORMS = {
     "inco": ("incofl.inco:InCo", "InCo Aggregation"),

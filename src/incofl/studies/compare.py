@@ -32,10 +32,11 @@ from incofl.engine.checkpoint import write_json
 from incofl.engine.processes import start_python
 from incofl.engine.progress import Lines, Progress
 from incofl.engine.run import AnyModel, run
-from incofl.engine.run_folder import Row, RunFolder
+from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, IncoflError, RunError
 from incofl.method import Method
-from incofl.statistics import Difference, Estimate, paired, tail, tail_mean, tail_name
+from incofl.statistics import Difference, Estimate, paired, plus_minus, tail, tail_mean, tail_name
+from incofl.studies.gains import GAP, Evaluation, evaluations, evaluations_by_device, gain_table, settings
 from incofl.task import Task
 
 CURVE = ("round", "accuracy", "accuracy_by_level", "loss", "test_loss")  # what comparison.json keeps of an evaluation
@@ -62,6 +63,12 @@ class MethodResult:
     difference: Difference | None = None  # of ``tail`` to the first method, paired by seed
 
 
+class Comparison(list[MethodResult]):
+    """The result of each method, and ``gains``: a table, headings first, of what each gains over the best baseline."""
+
+    gains: list[list[str]]
+
+
 def compare(
     methods: Sequence[Method | str],
     config: AnyConfig = None,
@@ -74,7 +81,7 @@ def compare(
     task: Task | str | None = None,
     overrides: Sequence[str] = (),
     progress: Watch | bool | None = None,
-) -> list[MethodResult]:
+) -> Comparison:
     """Runs several methods under the same seeds and compares them; called again, it continues where it was interrupted.
 
     Args:
@@ -105,7 +112,8 @@ def compare(
     default = Progress() if progress is False else Lines()
     folder = Path(out).expanduser()
     run_arms(arms, folder, jobs, progress if callable(progress) else lambda arm: default)
-    results = summarise(arms, folder)
+    results = Comparison(summarise(arms, folder))
+    results.gains = gains(arms, folder)
     evaluated = {arm: evaluations(folder_of(folder, arm)) for arm in arms}
     document = {
         "seeds": list(dict.fromkeys(seed for _, seed in arms)),
@@ -118,7 +126,9 @@ def compare(
         ],
         "environment": json.loads(RunFolder(folder_of(folder, next(iter(arms)))).environment.read_text()),
     }
-    write_tables(folder / "comparison", table(results), document)
+    page = write_tables(folder / "comparison", table(results), document)
+    if results.gains:
+        page.write_text(f"{page.read_text()}\n{markdown(results.gains)}\n{GAP}\n", encoding="utf-8")
     write_csv(folder / "comparison.csv", results)
     return results
 
@@ -208,11 +218,6 @@ def folder_of(out: Path, arm: Arm) -> Path:
     return out / f"{re.sub(r'[^a-zA-Z0-9_.+-]+', '-', name)}-s{seed}"
 
 
-def evaluations(folder: Path) -> list[Row]:
-    """Returns the rounds of a run in which it was evaluated."""
-    return [row for row in RunFolder(folder).rows() if row["accuracy"] is not None]
-
-
 def summarise(configs: Mapping[Arm, Config], out: Path) -> list[MethodResult]:
     """Reads the records of the runs."""
     task = find_parts(next(iter(configs.values()))).task
@@ -246,6 +251,28 @@ def summarise(configs: Mapping[Arm, Config], out: Path) -> list[MethodResult]:
     return results
 
 
+def gains(configs: Mapping[Arm, Config], out: Path) -> list[list[str]]:
+    """What each level of devices gains over the best baseline among the methods; empty without baselines.
+
+    Headings first, in percent; only metrics that are shown in percent are judged.
+    """
+    methods = {name: find_parts(config).method for (name, _), config in configs.items()}
+    baselines = [name for name, method in methods.items() if method.is_baseline]
+    task = find_parts(next(iter(configs.values()))).task
+    if not baselines or not task.all_metrics[task.first].percent:
+        return []
+    rows = []
+    for (name, seed), config in configs.items():
+        counts = outline(config).levels.counts
+        rows += evaluations_by_device("", name, seed, folder_of(out, (name, seed)), counts)
+    setting = next(found for found in settings(rows, _judged) if found.metric == "accuracy")
+    return gain_table(setting, baselines)
+
+
+def _judged(evaluated: Sequence[Evaluation]) -> Sequence[Evaluation]:
+    return evaluated[-len(tail([{"round": row.round} for row in evaluated])) :]
+
+
 def table(results: Sequence[MethodResult]) -> list[list[str]]:
     """Returns the lines of the table, headings first."""
     first, levels = results[0], sorted({level for result in results for level in result.by_level})
@@ -262,12 +289,6 @@ def table(results: Sequence[MethodResult]) -> list[list[str]]:
             gap = [plus_minus(found, f"+{spec}", scale), visible, f"{found.wins} of {len(result.seeds)}"]
         lines.append([result.method, *cells, *gap])
     return lines
-
-
-def plus_minus(found: Estimate, spec: str = ".1f", scale: float = 1) -> str:
-    """Writes a mean and the half width of its interval."""
-    half = "" if found.half_width is None else f" ± {format(scale * found.half_width, spec.lstrip('+'))}"
-    return format(scale * found.mean, spec) + half
 
 
 def write_tables(path: Path, lines: Sequence[Sequence[str]], document: Mapping[str, Any]) -> Path:

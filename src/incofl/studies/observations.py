@@ -19,8 +19,9 @@ from incofl.analysis.similarity import similarity
 from incofl.analysis.updates import layers, shallow_smoother
 from incofl.engine.checkpoint import write_json
 from incofl.engine.run_folder import environment
-from incofl.statistics import correlation, paired, tail_mean
-from incofl.studies.compare import evaluations, folder_of, plus_minus, write_tables
+from incofl.statistics import correlation, paired, plus_minus, tail_mean
+from incofl.studies.compare import folder_of, write_tables
+from incofl.studies.gains import evaluations
 from incofl.studies.reproduce import Cell, verdict_of
 
 VERSION = 1  # of the kept analysis of a run: change it when the analysis changes

@@ -16,8 +16,9 @@ from typing import Any, Literal
 from incofl.config import Config, make_config
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, nearest
-from incofl.statistics import Difference, Estimate, paired, tail_mean
-from incofl.studies.compare import Arm, Watch, evaluations, folder_of, plus_minus, run_arms, write_tables
+from incofl.statistics import Difference, Estimate, paired, plus_minus, tail_mean
+from incofl.studies.compare import Arm, Watch, folder_of, run_arms, write_tables
+from incofl.studies.gains import evaluations
 
 STUDIES = ("table1", "table2", "case-study", "ablation", "robustness", "noise", "rules", "buffers")
 SCALES = ("mini", "small", "paper")

@@ -1,0 +1,160 @@
+"""What each size of device gains over the best that the same fleet can do without slices of one model.
+
+Its baselines: everybody trains the smallest level, only the large devices take part, each level is averaged with itself
+only. A device gets from a method the largest trained level that it can hold.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from incofl.engine.run_folder import Row, RunFolder
+from incofl.statistics import Difference, Estimate, holm, paired, plus_minus
+
+NOT_WORSE = -0.5  # points: where the interval of a difference may end that counts as no loss
+DEVICES = "devices"  # the measure that is the mean over devices; the others are numbers of levels
+GAP = (
+    "difference ± half width of its 95 % interval; star: differs from 0 after Holm's correction over the methods; in "
+    "brackets: the smallest true difference that the seeds find with 80 % power"
+)
+Measure = str
+Values = dict[int, float]  # by seed
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of one run: accuracy in percent, for each level that a device can hold."""
+
+    column: str
+    arm: str
+    metric: str
+    seed: int
+    round: int
+    levels: tuple[float | None, ...]  # what a device gets; none where the arm has no model that it can hold
+    devices: float | None  # the mean over devices; none where some get nothing
+
+
+def evaluations(folder: Path) -> list[Row]:
+    """Returns the rounds of a run in which it was evaluated."""
+    return [row for row in RunFolder(folder).rows() if row["accuracy"] is not None]
+
+
+def evaluations_by_device(column: str, arm: str, seed: int, folder: Path, counts: Sequence[int]) -> list[Evaluation]:
+    """Every evaluation of a run by every metric, with the number of devices that can hold each level."""
+    levels, found = json.loads(RunFolder(folder).summary.read_text())["levels"], []
+    for row in evaluations(folder):
+        for metric, values in {"accuracy": row["accuracy_by_level"], **row.get("metrics", {})}.items():
+            known = dict(zip(levels, values, strict=True))
+            held = [_held(level, known) for level in range(len(counts))]
+            mean = _mean_over_devices(held, counts)
+            found.append(Evaluation(column, arm, metric, seed, row["round"], tuple(held), mean))
+    return found
+
+
+def _held(level: int, known: Mapping[int, float]) -> float | None:
+    """What a device gets: the largest trained level that it can hold."""
+    fits = [other for other in known if other <= level]
+    return round(100 * known[max(fits)], 2) if fits else None
+
+
+def _mean_over_devices(values: Sequence[float | None], counts: Sequence[int]) -> float | None:
+    by_level = [(value, count) for value, count in zip(values, counts, strict=True) if count]
+    known = [(value, count) for value, count in by_level if value is not None]
+    if len(known) < len(by_level):
+        return None
+    return round(sum(value * count for value, count in known) / sum(counts), 3)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The runs of one column, by one metric: what each arm came to, by measure and seed."""
+
+    column: str
+    metric: str
+    values: dict[str, dict[Measure, Values]]  # by arm
+
+    @property
+    def measures(self) -> list[Measure]:
+        return sorted({measure for arm in self.values.values() for measure in arm}, key=lambda m: (m != DEVICES, m))
+
+    def estimate(self, arm: str, measure: Measure) -> Estimate | None:
+        """The mean over all seeds of an arm."""
+        values = self.values.get(arm, {}).get(measure)
+        return Estimate.of(list(values.values())) if values else None
+
+    def difference(self, arm: str, other: str, measure: Measure) -> Difference | None:
+        """The difference between two arms over the seeds that both have."""
+        ours, theirs = (self.values.get(name, {}).get(measure, {}) for name in (arm, other))
+        seeds = sorted(ours.keys() & theirs.keys())
+        return paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]) if seeds else None
+
+    def best(self, baselines: Sequence[str], measure: Measure) -> str | None:
+        """The baseline with the highest mean."""
+        means = {arm: found.mean for arm in baselines if (found := self.estimate(arm, measure)) is not None}
+        return max(means, key=means.__getitem__) if means else None
+
+
+def last_third(evaluated: Sequence[Evaluation]) -> Sequence[Evaluation]:
+    """The evaluations by which a study judges a run."""
+    return evaluated[-math.ceil(len(evaluated) / 3) :]
+
+
+def settings(
+    rows: Sequence[Evaluation], judged_by: Callable[[Sequence[Evaluation]], Sequence[Evaluation]] = last_third
+) -> list[Setting]:
+    """Groups evaluations by column and metric; a run counts with the mean over those by which it is judged."""
+    runs: dict[tuple[str, str], dict[tuple[str, int], list[Evaluation]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        runs[row.column, row.metric][row.arm, row.seed].append(row)
+    found = []
+    for (column, metric), of_arms in runs.items():
+        values: dict[str, dict[Measure, Values]] = {}
+        for (arm, seed), evaluated in of_arms.items():
+            judged = judged_by(sorted(evaluated, key=lambda row: row.round))
+            by_measure = {DEVICES: [row.devices for row in judged]}
+            by_measure |= {str(level): [row.levels[level] for row in judged] for level in range(len(judged[0].levels))}
+            for measure, numbers in by_measure.items():
+                known = [number for number in numbers if number is not None]
+                if known:
+                    values.setdefault(arm, {}).setdefault(measure, {})[seed] = float(np.mean(known))
+        found.append(Setting(column, metric, values))
+    return found
+
+
+def gaps(setting: Setting, others: Mapping[str, str], measure: Measure) -> dict[str, tuple[Difference, float]]:
+    """The difference of each arm to another, and its p value after Holm's correction over these arms."""
+    found = {arm: setting.difference(arm, other, measure) for arm, other in others.items()}
+    known = {arm: gap for arm, gap in found.items() if gap is not None}
+    corrected = holm([1.0 if gap.p_value is None else gap.p_value for gap in known.values()])
+    return {arm: (gap, p) for (arm, gap), p in zip(known.items(), corrected, strict=True)}
+
+
+def gain_table(setting: Setting, baselines: Sequence[str]) -> list[list[str]]:
+    """What each method gains over the best baseline, for each level of devices; headings first."""
+    arms = [arm for arm in setting.values if arm not in baselines]
+    best = {m: arm for m in setting.measures if (arm := setting.best(baselines, m)) is not None}
+    named = [f"{'devices' if m == DEVICES else f'level {m}'} minus {arm}" for m, arm in best.items()]
+    lines = [["method", *named, "no level worse", "largest better"]]
+    found = {m: gaps(setting, dict.fromkeys(arms, arm), m) for m, arm in best.items()}
+    for arm in arms:
+        own = {m: found[m].get(arm) for m in best}
+        of_levels = [gap[0] for m, gap in own.items() if m != DEVICES and gap]
+        fine = bool(of_levels) and all(gap.mean - (gap.half_width or math.inf) > NOT_WORSE for gap in of_levels)
+        largest = own.get(setting.measures[-1])
+        better = largest is not None and largest[0].mean > 0 and largest[1] < 0.05
+        lines.append([arm, *map(gap_cell, own.values()), "yes" if fine else "no", "yes" if better else "no"])
+    return lines
+
+
+def gap_cell(found: tuple[Difference, float] | None) -> str:
+    """Writes a difference as ``GAP`` explains."""
+    if found is None:
+        return "-"
+    gap, p = found
+    visible = "" if gap.visible_from is None else f" [{gap.visible_from:.1f}]"
+    return f"{plus_minus(gap, '+.1f')}{'*' if p < 0.05 else ''}{visible}"

@@ -1,0 +1,162 @@
+"""The study of InCo: what a device gets, who the best baseline is, and what is said about differences."""
+
+from pathlib import Path
+
+import pytest
+
+from incofl.engine.progress import Progress
+from incofl.errors import ConfigError
+from incofl.studies.gains import DEVICES, Evaluation, gaps, settings
+from incofl.studies.inco import PARTS, Part, collect, load_part, read_csv, tables, write_csv
+from incofl.studies.reproduce import Scale, Study, arms_of, cells, run_table
+from tests.shell import Shell
+
+# A federation of four clients in two levels, on a few digits.
+BASE = {
+    "rounds": 2,
+    "cohort": 2,
+    "data": {"name": "digits", "limit": 80, "clients": 4, "partition": "iid"},
+    "model": {"name": "tiny-resnet", "width": 1.0},
+    "split": {"levels": 2, "counts": [3, 1]},
+    "local": {"epochs": 1, "batch_size": 16},
+    "eval": {"limit": 40},
+}
+ROWS = [{"name": name, "set": [f"method={name}"]} for name in ("allsmall", "largestonly", "fedavg", "heteroavg")]
+PART = Part(
+    Study("inco-x", "a title", {"here": []}, [{"name": "arms", "base": "fleet", "rows": ROWS}]),
+    Scale("part x", "a summary", [7, 8], 0, {"fleet": BASE}),
+    "heteroavg",
+    ("allsmall", "largestonly", "fedavg"),
+)
+
+
+@pytest.mark.parametrize("letter", PARTS)
+def test_every_part_has_its_reference_and_all_baselines_in_every_column(letter: str) -> None:
+    part = load_part(letter)
+    table = cells(part.study, part.scale, seeds=[0])
+    for column in part.study.columns:
+        rows = {cell.row for cell in table if cell.column == column}
+        assert {part.reference, *part.baselines} <= rows
+    assert part.baselines == ("allsmall", "largestonly", "fedavg")
+    assert len(part.scale.seeds) == (3 if letter == "b" else 20)
+
+
+def test_an_unknown_part_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--part: got 'z', expected one of a, b, c, d"):
+        load_part("z")
+
+
+def test_runs_are_made_seed_by_seed_within_a_column() -> None:
+    part = load_part("a")
+    configs = list(arms_of(cells(part.study, part.scale, seeds=[1, 2])).values())
+    places = [(config.data.name, config.model.stem, config.seed) for config in configs]
+    assert list(dict.fromkeys(places)) == [
+        (data, stem, seed) for data in ("digits", "fashion-mnist") for stem in ("small", "imagenet") for seed in (1, 2)
+    ]
+
+
+def test_a_device_gets_the_largest_trained_level_that_it_can_hold(tmp_path: Path) -> None:
+    """From allsmall the smallest for all, from largestonly nothing but for the one large device; 3 of 4 are small."""
+    table = cells(PART.study, PART.scale, seeds=[7])
+    run_table(table, tmp_path, 1, lambda arm: Progress())
+    last = {row.arm: row for row in collect(table, tmp_path / "runs") if row.round == 2}
+    small, large = last["allsmall"].levels
+    assert small == large == pytest.approx(last["allsmall"].devices, abs=0.006)
+    assert last["largestonly"].levels[0] is None
+    assert last["largestonly"].levels[1] is not None
+    assert last["largestonly"].devices is None
+    zero, one = last["fedavg"].levels
+    assert zero is not None
+    assert one is not None
+    assert last["fedavg"].devices == pytest.approx((3 * zero + one) / 4, abs=0.006)
+
+
+def evaluation(arm: str, seed: int, round: int, *levels: float | None) -> Evaluation:
+    known = [level for level in levels if level is not None]
+    devices = sum(known) / len(known) if len(known) == len(levels) else None
+    return Evaluation("here", arm, "accuracy", seed, round, levels, devices)
+
+
+def test_csv_and_back(tmp_path: Path) -> None:
+    rows = [evaluation("allsmall", 1, 10, 50.0, 50.0), evaluation("largestonly", 2, 20, None, 61.25)]
+    write_csv(tmp_path / "x.csv", rows)
+    assert read_csv(tmp_path / "x.csv") == rows
+    assert (tmp_path / "x.csv").read_text().splitlines()[2] == "here,largestonly,accuracy,2,20,,,61.25"
+
+
+def test_the_last_third_of_the_evaluations_counts() -> None:
+    """Of four evaluations the last two, of three the last."""
+    four = [evaluation("x", 1, round, float(round)) for round in (40, 10, 30, 20)]
+    three = [evaluation("y", 1, round, float(round)) for round in (10, 20, 30)]
+    (setting,) = settings([*four, *three])
+    assert setting.values["x"]["0"] == {1: 35.0}
+    assert setting.values["y"][DEVICES] == {1: 30.0}
+
+
+ARMS = {
+    "allsmall": [(60.0, 60.0), (62.0, 62.0), (61.0, 61.0)],
+    "largestonly": [(None, 70.0), (None, 66.0), (None, 65.0)],
+    "fedavg": [(50.0, 64.0), (52.0, 60.0), (51.0, 62.0)],
+    "heteroavg": [(55.0, 65.0), (56.0, 64.0), (57.0, 66.0)],
+    "ours": [(61.0, 72.0), (63.5, 68.5), (62.0, 67.0)],
+}
+SEEDS = [evaluation(arm, seed, 1, *levels) for arm, runs in ARMS.items() for seed, levels in enumerate(runs)]
+
+
+def test_the_best_baseline_of_each_level() -> None:
+    (setting,) = settings(SEEDS)
+    assert setting.measures == [DEVICES, "0", "1"]
+    assert setting.best(PART.baselines, "0") == "allsmall"
+    assert setting.best(PART.baselines, "1") == "largestonly"
+    assert setting.best(PART.baselines, DEVICES) == "allsmall"  # largestonly leaves devices without a model
+
+
+def test_differences_are_paired_and_corrected() -> None:
+    """Largest level: ours minus largestonly is 2, 2.5, 2; hetero minus largestonly -5, -2, 1.
+
+    t = 2.1667 / (0.28868 / sqrt 3) = 13 with two degrees of freedom: p = 1 - t / sqrt(t^2 + 2) = 0.0058644, doubled by
+    Holm's correction over two arms; the other has t = -2 / (3 / sqrt 3) = -1.1547, p = 1 - sqrt(2/5) = 0.3675445.
+    """
+    (setting,) = settings(SEEDS)
+    found = gaps(setting, {"heteroavg": "largestonly", "ours": "largestonly"}, "1")
+    ours, p = found["ours"]
+    assert ours.mean == pytest.approx(13 / 6)
+    assert ours.p_value == pytest.approx(0.0058644, abs=1e-7)
+    assert p == pytest.approx(2 * 0.0058644, abs=1e-6)
+    assert found["heteroavg"][1] == pytest.approx(0.3675445, abs=1e-7)
+
+
+def test_seeds_that_only_one_arm_has_are_left_out() -> None:
+    rows = [evaluation("x", 1, 1, 5.0), evaluation("x", 2, 1, 9.0), evaluation("y", 2, 1, 6.0)]
+    found = settings(rows)[0].difference("x", "y", "0")
+    assert found is not None
+    assert (found.mean, found.half_width, found.p_value) == (3.0, None, None)
+
+
+def test_verdicts() -> None:
+    """Ours: level 0 minus allsmall is 1, 1.5, 1, far from -0.5; the largest level is better after correction."""
+    text = tables(PART, SEEDS)
+    lines = {line.split(" | ")[0]: line for line in text.splitlines()[8:]}
+    assert lines["| ours"].endswith("| yes | yes |")
+    assert lines["| heteroavg"].endswith("| no | no |")
+    assert "level 1 minus largestonly" in text
+    assert "+2.2 ± 0.7*" in lines["| ours"]
+    assert "+1.2 ± 0.7" in lines["| ours"]
+
+
+def test_no_verdict_from_one_seed() -> None:
+    """An interval that is unknown shows nothing."""
+    text = tables(PART, [row for row in SEEDS if row.seed == 0])
+    assert "| yes |" not in text
+
+
+def test_from_the_command_line(incofl: Shell, tmp_path: Path) -> None:
+    code, out, _ = incofl("reproduce", "inco", "--part", "b", "--dry-run")
+    assert code == 0
+    assert "inco, part b: 7 cells, 21 runs" in out
+    code, out, err = incofl("reproduce", "inco", "--part", "e")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--part: got 'e'" in err
+    code, out, err = incofl("reproduce", "inco", "--part", "b", "--tables-only", "--out", tmp_path)
+    assert (code, err) == (0, "")
+    assert (tmp_path / "inco-b.csv").read_text().startswith("column,arm,metric,seed,round,devices")
