@@ -21,7 +21,7 @@ class Source:
     """What is known of a data set before its files are read."""
 
     name: str
-    shape: Any  # of one example as a model gets it: (channels, height, width), (channels, steps) or (length,); or of each input
+    shape: Any  # of an example as a model gets it: (channels, height, width), (channels, steps), (length,); or of each
     pipeline: Pipeline
     read: Reader | None = None  # reads the original files, given the first one that is found; none: embedded here
     classes: int = 10

@@ -1,7 +1,8 @@
 """ResNets of basic blocks (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016), as in the InCo paper.
 
 Parameter names equal torchvision's, so its checkpoints load. The family is named by its number of layers: every block
-counts two, stem and head one each; ResNet26 has blocks (3, 3, 3, 3). For signals it is the same network in one dimension.
+counts two, stem and head one each; ResNet26 has blocks (3, 3, 3, 3). Those for signals are the same in one
+dimension.
 """
 
 import itertools
