@@ -94,7 +94,7 @@ def test_seen_and_unseen_clients() -> None:
     assert data.unseen_clients.tolist() == [1, 3]
     parts = {name: part.x.flatten().tolist() for name, part in data.seen_and_unseen(test.pick(slice(1, 5))).items()}
     assert parts == {"": [2], "_unseen_clients": [1, 3, 4]}
-    for other in (Data(train, train), Data(train, Examples(x, y)), Data(train)):
+    for other in (Data(train, train), Data(train, Examples(x, y)), Data(train), Data(train, test, clients=[*"abcabc"])):
         assert list(other.seen_and_unseen(other.test)) == [""]
 
 
@@ -164,7 +164,10 @@ def remove(name: str) -> Callable[[Path], None]:
 
 
 def write(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(text) and None
+    def change(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return change
 
 
 GYRO = "train/Inertial Signals/body_gyro_y_train.txt"

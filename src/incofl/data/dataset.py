@@ -117,6 +117,7 @@ class Data:
         test = train.pick(slice(0, 0)) if self.test is None else as_examples(self.test, "test", ignored=column)
         if clients is not None:
             train, clients = _natural_clients(train, clients)
+            test = Examples(test.x, test.y)  # groups of it would be numbered differently
         if classes is None and len(train) and not train.y.is_floating_point():
             classes = int(train.y.max()) + 1
         if test.shape != train.shape:

@@ -40,7 +40,7 @@ def _place_in_time(windows: Examples) -> tuple[Tensor, Tensor]:
     assert windows.groups is not None
     same = windows.groups * ACTIVITIES + windows.y
     place, number = torch.empty_like(same), torch.empty_like(same)
-    for each in same.unique():
+    for each in np.unique(same.numpy()).tolist():
         members = torch.nonzero(same == each).flatten()  # in the order of the file, which is that of time
         place[members], number[members] = torch.arange(len(members)), len(members)
     return place, number
