@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from incofl.config import Config, make_config
+from incofl.data import find_source
 from incofl.engine.backend import WORKERS
 from incofl.engine.build import build
 from incofl.engine.executor import Executor, InProcess
@@ -13,6 +14,7 @@ from incofl.engine.processes import WorkerProcesses
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.store import ClientStore
 from incofl.server import Server
+from tests.signals import write_har
 from tests.texts import text_config
 
 TINY = {
@@ -26,13 +28,25 @@ TINY = {
 
 
 # A member of each family of models, and one whose layout is inferred.
-FAMILIES = ("tiny-resnet", "tiny-mlp", "tiny-vit", "tiny-lstm", "tiny-transformer", "tests.own_models:encoder")
+FAMILIES = (
+    "tiny-resnet",
+    "tiny-mlp",
+    "tiny-vit",
+    "tiny-lstm",
+    "tiny-transformer",
+    "tiny-resnet-1d",
+    "tests.own_models:encoder",
+)
 
 
-def family_config(model: str, text_root: Path, *overrides: str) -> Config:
-    """A tiny federation on a member of a family; texts are read from a folder."""
+def family_config(model: str, root: Path, *overrides: str) -> Config:
+    """A tiny federation on a member of a family; texts are read from a folder, and signals, which are written there."""
     if model in ("tiny-lstm", "tiny-transformer"):
-        return text_config(text_root, model, *overrides)
+        return text_config(root, model, *overrides)
+    if model == "tiny-resnet-1d":
+        if not find_source("har").found(root):
+            write_har(root)
+        return tiny_config(f"model.name={model}", "data.name=har", f"data.root={root}", "data.clients=6", *overrides)
     patch = ["model.patch=2"] if model == "tiny-vit" else []
     return tiny_config(f"model.name={model}", "data.limit=150", *patch, *overrides)
 

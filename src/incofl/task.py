@@ -15,6 +15,9 @@ from incofl.errors import ConfigError, nearest
 from incofl.imports import load_attribute
 
 IGNORED = -100  # the target of a position that counts in no loss and no metric
+UNSEEN = (
+    "_unseen_clients"  # behind the name of a metric: of examples of people or devices that take no part in training
+)
 Mean = Callable[[Any, Tensor], Tensor | float]  # of an output and a target: a mean over the batch
 
 
@@ -59,8 +62,10 @@ class Task:
         return Score({name: total.detach().double().cpu().numpy() for name, total in totals.items()})
 
     def values(self, score: "Score") -> dict[str, float]:
-        """All metrics of a test set."""
-        return {n: float(metric.value(torch.as_tensor(score.totals[n]))) for n, metric in self.all_metrics.items()}
+        """All metrics of a test set, and of its examples of unseen clients if there are any."""
+        metrics = self.all_metrics
+        metrics |= {f"{name}{UNSEEN}": metric for name, metric in metrics.items() if f"{name}{UNSEEN}" in score.totals}
+        return {name: float(metric.value(torch.as_tensor(score.totals[name]))) for name, metric in metrics.items()}
 
     def _totals(self, mean: Mean, output: Any, target: Tensor) -> Tensor:
         count = self.count(target)
@@ -72,6 +77,10 @@ class Score:
     """Totals of the metrics of a task, as arrays, which processes can exchange; those of parts of a test set add up."""
 
     totals: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def renamed(self, suffix: str) -> "Score":
+        """The same totals under longer names, for a part of a test set that is reported by itself."""
+        return Score({f"{name}{suffix}": total for name, total in self.totals.items()})
 
     def __add__(self, other: "Score") -> "Score":
         names = {**self.totals, **other.totals}

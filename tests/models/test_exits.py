@@ -77,7 +77,8 @@ def test_the_largest_level_is_the_whole_model() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_without_exits_are_refused(name: str) -> None:
-    options = ModelOptions(shape=(7,), vocabulary=5) if MODELS[name].input == "texts" else ModelOptions(width=0.125)
+    texts, signals = ModelOptions(shape=(7,), vocabulary=5), ModelOptions(shape=(9, 64), width=0.125)
+    options = {"texts": texts, "signals": signals}.get(MODELS[name].input, ModelOptions(width=0.125))
     if "resnet" in name:
         assert len(make_model(name, options, extend=exits(3)).layout.exits) == 3
     else:

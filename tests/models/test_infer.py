@@ -67,6 +67,8 @@ def weights(layout: Layout, *names: str) -> list[tuple[Any, ...]]:
 def options_of(family: Family) -> ModelOptions:
     if family.input == "texts":
         return ModelOptions(shape=(7,), classes=5, vocabulary=30)
+    if family.input == "signals":
+        return ModelOptions(shape=(9, 64), classes=6, width=0.25)
     side = 32 if family.side is None else family.side
     return ModelOptions(shape=(3, side, side), width=0.25 if family.scaled else 1.0)
 

@@ -94,7 +94,7 @@ def test_all_depths_are_one_function_bit_for_bit(model: str, texts: Path) -> Non
     assert not any(same_function(family_config(model, texts, "split.levels=3")))
 
 
-@pytest.mark.parametrize("model", ["tiny-resnet", "tiny-mlp", "tiny-lstm"])
+@pytest.mark.parametrize("model", ["tiny-resnet", "tiny-resnet-1d", "tiny-mlp", "tiny-lstm"])
 def test_all_widths_are_one_function(model: str, texts: Path) -> None:
     """To the last digits: sums of more terms, some of them zero, are added up in another order."""
     config = family_config(model, texts, "split.kind=hetero", "split.levels=[0.25,0.5,1.0]", START)

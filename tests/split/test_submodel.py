@@ -27,6 +27,20 @@ def test_stage_splitting_gives_the_papers_resnets(level: int, name: str) -> None
     assert torch.equal(small.eval()(x), direct.eval()(x))
 
 
+def test_stage_splitting_of_signals_gives_shallow_resnets() -> None:
+    """Same output as the smaller network in one dimension, built directly."""
+    model = make_model("resnet20-1d", ModelOptions(shape=(9, 128), classes=6, width=0.125), seed=1)
+    splitter = make_splitter(model.layout, "stage", 5)
+    for level, depth in enumerate(splitter.depths):
+        piece = splitter.slice(model.layout, level, 0)
+        small = submodel(model.template, model.layout, piece)
+        direct = ResNet(depth, 0.125, channels=9, classes=6, dimensions=1)
+        for module in (small, direct):
+            module.load_state_dict(piece.take(model.initial))
+        x = torch.randn(4, 9, 128, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(small.eval()(x), direct.eval()(x))
+
+
 @pytest.mark.parametrize(("level", "width"), list(enumerate([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1])))
 def test_hetero_splitting_gives_the_narrow_resnets(level: int, width: float) -> None:
     model = make_model("resnet26", ModelOptions(shape=(1, 8, 8), stem="small"), seed=1)
@@ -40,19 +54,20 @@ def test_hetero_splitting_gives_the_narrow_resnets(level: int, width: float) -> 
     assert torch.equal(small.eval()(x), direct.eval()(x))
 
 
-@pytest.mark.parametrize("name", ["tiny-resnet", "tiny-mlp", "tiny-vit"])
+@pytest.mark.parametrize("name", ["tiny-resnet", "tiny-resnet-1d", "tiny-mlp", "tiny-vit"])
 @pytest.mark.parametrize(
     ("kind", "levels", "depth"),
     [("stage", 2, "full"), ("layer", 2, "full"), ("hetero", 4, "full"), ("hetero", 4, "scaled")],
 )
 def test_every_level_can_be_trained(name: str, kind: Any, levels: int, depth: Any) -> None:
-    model = make_model(name, ModelOptions(shape=(1, 8, 8)))
+    shape = (1, 64) if name.endswith("-1d") else (1, 8, 8)
+    model = make_model(name, ModelOptions(shape=shape))
     splitter = make_splitter(model.layout, kind, levels, depth)
     for level in range(levels):
         piece = splitter.slice(model.layout, level, 0)
         small = submodel(model.template, model.layout, piece)
         small.load_state_dict(piece.take(model.initial))
-        small(torch.randn(3, 1, 8, 8)).sum().backward()
+        small(torch.randn(3, *shape)).sum().backward()
         assert all(p.grad is not None and p.grad.shape == p.shape for p in small.parameters())
         assert {n: tuple(v.shape) for n, v in small.state_dict().items()} == dict(piece.shapes)
 

@@ -60,6 +60,10 @@ def show(
     data = build_data(config)
     partition = build_partition(config, data)
     typer.echo(f"{name}: {len(data.train):,} training and {len(data.test):,} test examples, {data.classes} classes")
+    parts = list(data.seen_and_unseen(data.test).values())
+    if data.unseen_clients is not None:
+        people = f"{len(data.unseen_clients)} people or devices without training examples"
+        typer.echo(f"of the test examples, {len(parts[-1]):,} are of {people}")
     shape, kind = " x ".join(map(str, source.view(config.data.side).shape)), type(data.pipeline)
     changed = [f"{key}={value}" for key, value in vars(data.pipeline).items() if value != getattr(kind, key, None)]
     typer.echo(f"a model sees {shape}; pipeline: {kind.__name__}({', '.join(changed)})")

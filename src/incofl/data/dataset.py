@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Generator, Tensor
 from torch.utils.data import default_collate
 
 from incofl.errors import DataError, IncoflError
+from incofl.task import UNSEEN
 from incofl.tensors import Inputs, map_inputs, num_examples
 
 EXPECTED = "expected numbers of one shape: tokenise, pad or resize them first, or leave them out"
@@ -115,6 +117,7 @@ class Data:
         test = train.pick(slice(0, 0)) if self.test is None else as_examples(self.test, "test", ignored=column)
         if clients is not None:
             train, clients = _natural_clients(train, clients)
+            test = Examples(test.x, test.y)  # groups of it would be numbered differently
         if classes is None and len(train) and not train.y.is_floating_point():
             classes = int(train.y.max()) + 1
         if test.shape != train.shape:
@@ -130,6 +133,22 @@ class Data:
         if self.clients is not None:
             return len(self.clients)
         return None if self.train.groups is None else len(self.train.groups.unique())
+
+    @cached_property
+    def unseen_clients(self) -> Tensor | None:
+        """The groups of which there are test examples and no training examples; ``None``: none, or no others."""
+        if self.train.groups is None or self.test.groups is None:
+            return None
+        found = self.test.groups.unique()
+        unseen = found[~torch.isin(found, self.train.groups)]
+        return unseen if 0 < len(unseen) < len(found) else None
+
+    def seen_and_unseen(self, test: Examples) -> dict[str, Examples]:
+        """Test examples of clients by an empty name, and those of unseen clients by what is put behind a metric's."""
+        if self.unseen_clients is None or test.groups is None:
+            return {"": test}
+        unseen = torch.isin(test.groups, self.unseen_clients)
+        return {"": test.pick(~unseen), UNSEEN: test.pick(unseen)}
 
     @property
     def inputs(self) -> Inputs:

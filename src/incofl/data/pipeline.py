@@ -54,6 +54,18 @@ class ImagePipeline(Pipeline):
 
 
 @dataclass(frozen=True)
+class SignalPipeline(Pipeline):
+    """Normalisation of signals (B, C, T), each by its own mean and standard deviation."""
+
+    mean: tuple[float, ...]  # per channel
+    std: tuple[float, ...]  # per channel
+
+    def test(self, x: Tensor) -> Tensor:
+        out = x.to(torch.get_default_dtype()) - torch.tensor(self.mean).view(-1, 1)
+        return out.div_(torch.tensor(self.std).view(-1, 1))
+
+
+@dataclass(frozen=True)
 class Tokens(Pipeline):
     """Texts reach a model as whole numbers."""
 

@@ -21,7 +21,7 @@ class Source:
     """What is known of a data set before its files are read."""
 
     name: str
-    shape: Any  # of one example as a model gets it: (channels, height, width), (length of a text,); or of every input
+    shape: Any  # of an example as a model gets it: (channels, height, width), (channels, steps), (length,); or of each
     pipeline: Pipeline
     read: Reader | None = None  # reads the original files, given the first one that is found; none: embedded here
     classes: int = 10
@@ -68,9 +68,10 @@ class Source:
         if self.read is None:
             return read_cache(Path(__file__).with_name(f"{self.name}.safetensors"), self.classes)
         if not (found := self.found(root)):
+            fetch = f", or: incofl data fetch {self.name}" if self.hub else ""
             raise DataError(
                 f"{self.name}: no {' or '.join(self.files)} in {root.absolute()}; set data.root to the folder that "
-                f"holds it, or: incofl data fetch {self.name}"
+                f"holds it{fetch}"
             )
         cached = found[0].suffix == ".safetensors"
         return read_cache(found[0], self.classes) if cached else self.read(self, found[0])

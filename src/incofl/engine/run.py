@@ -231,7 +231,7 @@ class Run:
                 server = server.measured(self._executor.measure(server, distinct))
             scores = dict(zip(distinct, self._executor.evaluate(server, distinct), strict=True))
             values = [task.values(scores[level]) for level in trained]
-        by_metric = {name: [_finite(level[name]) for level in values] for name in task.all_metrics} if values else {}
+        by_metric = {name: [_finite(level[name]) for level in values] for name in values[0]} if values else {}
         others = {name: by for name, by in by_metric.items() if name not in (task.first, "loss")}
         row: Row = {
             "round": server.round,

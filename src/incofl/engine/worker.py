@@ -113,9 +113,10 @@ class Worker:
         return SmallestPath(f.method.anchor, self.module(0, job.round), Slice(index, small.shapes))
 
     def evaluate(self, server: Server, level: int, examples: Examples) -> Score:
-        """The score of a level's sub-model on some examples."""
+        """The score of a level's sub-model on some examples, those of unseen clients under names of their own."""
         state = self._federation.current_slice(level, server).look(server.state(level))
-        return self.score(level, server.round, state, examples)
+        parts = self._federation.data.seen_and_unseen(examples).items()
+        return sum((self.score(level, server.round, state, part).renamed(name) for name, part in parts), Score())
 
     def score(self, level: int, round: int, state: Tensors, examples: Examples, size: int = EVAL_BATCH) -> Score:
         """The score of a sub-model with some values on some examples, in batches of a size."""

@@ -30,7 +30,7 @@ class Family:
     summary: str  # for ``incofl list models``
     build: Callable[..., Any]  # makes a module with a method ``layout``, or a module and its layout
     sizes: Mapping[str, Any] = field(default_factory=dict)  # more arguments of it; a config can set some
-    input: Literal["images", "texts", "any"] = "images"
+    input: Literal["images", "signals", "texts", "any"] = "images"
     split: Literal["stage", "layer"] | None = "stage"  # default depth splitting; None: follows from the layout
     levels: int | None = 5  # default number of sizes; None: follows from the layout
     side: int | None = None  # to which images are resized; None: as they are
@@ -47,7 +47,8 @@ class Family:
 def _resnet(options: ModelOptions, blocks: tuple[int, ...], tiny: bool = False) -> ResNet:
     if tiny:
         options = dataclasses.replace(options, width=options.width / 8, stem="small")
-    return ResNet(blocks, options.width, options.shape[0], options.classes, options.stem)
+    channels, *places = options.shape
+    return ResNet(blocks, options.width, channels, options.classes, options.stem, len(places))
 
 
 def _tiny_mlp(options: ModelOptions) -> ResidualMlp:
@@ -87,10 +88,19 @@ def _resnet_family(blocks: tuple[int, ...]) -> Family:
     return Family(f"ResNet of {blocks} blocks", _resnet, {"blocks": blocks}, levels=levels, scaled=True, stem=True)
 
 
+def _for_signals(family: Family, summary: str) -> Family:
+    return dataclasses.replace(family, summary=summary, input="signals")
+
+
+_TINY_RESNET = Family("for tests", _resnet, {"blocks": (2, 2), "tiny": True}, levels=3, scaled=True)
+
+
 MODELS: dict[str, Family] = {name: _resnet_family(blocks) for name, blocks in DEPTHS.items()} | {
     "vit-s": _larger(_VIT, "ViT-S of 12 blocks, images shown at 224x224", side=224, depth=12, dim=384, heads=6),
     "vit-tiny": _larger(_VIT, "ViT-Ti of 12 blocks, images as they are", depth=12, dim=192, heads=3),
-    "tiny-resnet": Family("for tests", _resnet, {"blocks": (2, 2), "tiny": True}, levels=3, scaled=True),
+    "resnet20-1d": _for_signals(_resnet_family((3, 3, 3)), "ResNet of (3, 3, 3) blocks in one dimension, for signals"),
+    "tiny-resnet": _TINY_RESNET,
+    "tiny-resnet-1d": _for_signals(_TINY_RESNET, "for tests"),
     "tiny-mlp": Family("for tests", _tiny_mlp, scaled=True),
     "tiny-vit": _VIT,
     "lstm": _larger(_LSTM, "4 stacked LSTM layers", levels=4, depth=4, dim=128),
@@ -139,9 +149,10 @@ def _check(name: str, family: Family, options: ModelOptions) -> None:
     for key, value in (own_sizes | {f"options.{key}": value for key, value in options.options.items()}).items():
         if value is not None:
             raise ConfigError(f"model.{key}: got {value!r}, expected none: {name} has no such option")
-    held = "texts" if options.vocabulary else "images"
-    if isinstance(options.inputs, tuple | dict) or len(options.shape) != (1 if options.vocabulary else 3):
-        held, fitting = "other", "a model of your own"
+    kinds = {1: "texts"} if options.vocabulary else {2: "signals", 3: "images"}
+    held = "other" if isinstance(options.inputs, tuple | dict) else kinds.get(len(options.shape), "other")
+    if held == "other":
+        fitting = "a model of your own"
     else:
         fitting = f"one for {held}: {', '.join(n for n, entry in MODELS.items() if entry.input == held)}"
     if family.input != held:

@@ -22,7 +22,7 @@ EXAMPLES = 3  # in the batch that shows what a model does
 class ModelOptions:
     """What a config's ``model`` section, the data and the task say about a model; ``None``: the model's default."""
 
-    shape: Shape = (3, 32, 32)  # of one example: (channels, height, width) of an image, (length,) of a text
+    shape: Shape = (3, 32, 32)  # of one example: (channels, height, width) of an image, (channels, steps), (length,)
     classes: int = 10  # number of classes; 0: unknown
     vocabulary: int = 0  # number of tokens of texts; 0: images
     sequence: bool = False  # whether every position of a text has a class of its own

@@ -1,12 +1,13 @@
 """ResNets of basic blocks (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016), as in the InCo paper.
 
 Parameter names equal torchvision's, so its checkpoints load. The family is named by its number of layers: every block
-counts two, stem and head one each; ResNet26 has blocks (3, 3, 3, 3).
+counts two, stem and head one each; ResNet26 has blocks (3, 3, 3, 3). Those for signals are the same in one
+dimension.
 """
 
 import itertools
 import math
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -27,18 +28,30 @@ DEPTHS = {
 BASE_WIDTHS = (64, 128, 256, 512)
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut."""
+class Layers(NamedTuple):
+    """The layers of a network in one dimension (signals) or two (images)."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    conv: type[nn.Conv1d] | type[nn.Conv2d]
+    norm: type[nn.BatchNorm1d] | type[nn.BatchNorm2d]
+    pool: type[nn.MaxPool1d] | type[nn.MaxPool2d]
+
+
+LAYERS = {1: Layers(nn.Conv1d, nn.BatchNorm1d, nn.MaxPool1d), 2: Layers(nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d)}
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions, 3x3 in two dimensions, and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, layers: Layers = LAYERS[2]) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        conv, norm, _ = layers
+        self.conv1 = conv(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = norm(outputs)
+        self.conv2 = conv(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = norm(outputs)
         self.downsample: nn.Module | None = None  # projects the shortcut where the shape changes
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.downsample = nn.Sequential(conv(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         out = functional.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -50,39 +63,46 @@ class BasicBlock(nn.Module):
 class ExitHead(nn.Module):
     """A classifier in the middle of a network: some convolutions, pooling, a linear layer."""
 
-    def __init__(self, channels: int, classes: int, convolutions: int) -> None:
+    def __init__(self, channels: int, classes: int, convolutions: int, layers: Layers = LAYERS[2]) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
+        convs: list[nn.Module] = []
         for _ in range(convolutions):
-            layers += [nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
-        self.convs = nn.Sequential(*layers)
+            convs += [layers.conv(channels, channels, 3, padding=1, bias=False), layers.norm(channels), nn.ReLU()]
+        self.convs = nn.Sequential(*convs)
         self.fc = nn.Linear(channels, classes)
         _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.convs(x).mean((2, 3)))
+        return self.fc(_pooled(self.convs(x)))
 
 
 class ResNet(nn.Module):
-    """Stem, four stages of basic blocks, global average pooling, linear head.
+    """Stem, up to four stages of basic blocks, global average pooling, linear head.
 
     The ``imagenet`` stem (7x7, stride 2, then max pooling) is the paper's, at 32 x 32 too. The ``small`` stem (3x3,
     stride 1, no pooling) suits images that the other would shrink away.
     """
 
     def __init__(
-        self, depth: tuple[int, ...], width: float = 1.0, channels: int = 3, classes: int = 10, stem: Stem = "imagenet"
+        self,
+        depth: tuple[int, ...],
+        width: float = 1.0,
+        channels: int = 3,
+        classes: int = 10,
+        stem: Stem = "imagenet",
+        dimensions: int = 2,
     ) -> None:
         super().__init__()
+        self.layers = layers = LAYERS[dimensions]
         widths = [math.ceil(width * base) for base in BASE_WIDTHS[: len(depth)]]
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
-        self.conv1 = nn.Conv2d(channels, widths[0], kernel, stride, padding=kernel // 2, bias=False)
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
-        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.conv1 = layers.conv(channels, widths[0], kernel, stride, padding=kernel // 2, bias=False)
+        self.maxpool = layers.pool(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
+        self.bn1 = layers.norm(widths[0])
         inputs = widths[0]
         for stage, (blocks, outputs) in enumerate(zip(depth, widths, strict=True), start=1):
-            first = BasicBlock(inputs, outputs, stride=1 if stage == 1 else 2)
-            rest = [BasicBlock(outputs, outputs, stride=1) for _ in range(blocks - 1)]
+            first = BasicBlock(inputs, outputs, stride=1 if stage == 1 else 2, layers=layers)
+            rest = [BasicBlock(outputs, outputs, stride=1, layers=layers) for _ in range(blocks - 1)]
             setattr(self, f"layer{stage}", nn.Sequential(first, *rest))
             inputs = outputs
         self.depth, self.widths = depth, widths
@@ -102,7 +122,7 @@ class ResNet(nn.Module):
         the last one that it holds in evaluation.
         """
         channels = [width for width, blocks in zip(self.widths, self.depth, strict=True) for _ in range(blocks)]
-        heads = [ExitHead(channels[at - 1], self.fc.out_features, convolutions) for at in positions[:-1]]
+        heads = [ExitHead(channels[at - 1], self.fc.out_features, convolutions, self.layers) for at in positions[:-1]]
         self.exits, self.exit_positions = nn.ModuleList(heads), positions
         return self.layout()
 
@@ -115,7 +135,7 @@ class ResNet(nn.Module):
         for number, block in enumerate((block for stage in self.stages for block in stage), start=1):
             x = block(x)
             if (head := used.get(number)) is not None:
-                logits.append(head(x if isinstance(head, ExitHead) else x.mean((2, 3))))
+                logits.append(head(x if isinstance(head, ExitHead) else _pooled(x)))
         return logits if self.training and self.exit_positions else logits[-1]
 
     def layout(self) -> Layout:
@@ -154,7 +174,12 @@ class ResNet(nn.Module):
         return Layout.of(self, layers, stages, shallow, exits, closing)
 
 
+def _pooled(x: Tensor) -> Tensor:
+    """The mean of each channel over all pixels or steps."""
+    return x.mean(tuple(range(2, x.dim())))
+
+
 def _initialise(model: nn.Module) -> None:
     for module in model.modules():
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv1d | nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -105,7 +105,7 @@ def counterparts(module: nn.Module, layout: Layout) -> dict[str, str]:
     shapes, pairs = layout.shapes, dict[str, str]()
     for stage in layout.stages:
         trained = [[n for n in shapes if n in layout.parameters and layout.block_of[n] == block] for block in stage]
-        first, *later = [[name for name in names if len(shapes[name]) == 4] for names in trained]  # kernels
+        first, *later = [[name for name in names if _has_kernels(module, name)] for names in trained]
         last = {shapes[name]: name for name in first}
         norms = [[name for name in names if _scales_a_norm(module, name)][:2] for names in trained]
         if any(later):
@@ -115,6 +115,12 @@ def counterparts(module: nn.Module, layout: Layout) -> dict[str, str]:
         else:
             pairs |= {deep: ref for deep, ref in layout.across_blocks.items() if layout.block_of[deep] in stage}
     return pairs
+
+
+def _has_kernels(module: nn.Module, name: str) -> bool:
+    """Whether a parameter is the weight of a convolution, over images or over signals."""
+    size, layer = module.get_parameter(name).dim(), module.get_submodule(name.rpartition(".")[0])
+    return size == 4 or (size == 3 and isinstance(layer, nn.Conv1d))
 
 
 def _scales_a_norm(module: nn.Module, name: str) -> bool:
