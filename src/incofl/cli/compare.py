@@ -15,7 +15,7 @@ def compare(
         str, typer.Option("--methods", "-m", metavar="A,B,...", help="Methods; the others are compared to the first.")
     ] = "heteroavg,incoavg",
     baselines: Annotated[
-        bool, typer.Option("--baselines", "-b", help="Also run what needs no slices: allsmall, largestonly, fedavg.")
+        bool, typer.Option("--baselines", "-b", help="Also run what the fleet can do without slices of one model.")
     ] = False,
     seeds: Annotated[str, typer.Option(metavar="S,T,...", help="Seeds; every method runs each.")] = "0,1,2",
     model: arg.Model = None,

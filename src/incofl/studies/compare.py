@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
@@ -141,8 +142,7 @@ def run_arms(configs: Mapping[Arm, Config], out: Path, jobs: int, watch: Watch) 
         for arm, config in configs.items():
             run(config, folder_of(out, arm), resume=True, progress=watch(arm))
         return
-    apart = RunsApart()
-    with ThreadPoolExecutor(jobs) as pool:
+    with closing(RunsApart()) as apart, ThreadPoolExecutor(jobs) as pool:
         started = {pool.submit(apart.run, folder_of(out, arm), configs[arm]): arm for arm in configs}
         try:
             for done in as_completed(started):
@@ -150,7 +150,7 @@ def run_arms(configs: Mapping[Arm, Config], out: Path, jobs: int, watch: Watch) 
                 watch(started[done])
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            apart.close()
+            apart.stop()
 
 
 class RunsApart:
@@ -177,10 +177,17 @@ class RunsApart:
         if problem:
             raise RunError(problem)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Ends the processes, whatever they are doing."""
         for process in self._processes:
             process.kill()
+
+    def close(self) -> None:
+        """Frees what is left of the processes when no thread asks any more."""
+        self.stop()
+        for process in self._processes:
+            with process:
+                pass
 
 
 def main() -> None:
