@@ -14,11 +14,10 @@ from peer_rounds import Played, play, read_config, received_server
 from incofl.client import Upload
 from incofl.config import Config
 from incofl.engine.build import build
+from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation, Job
 from incofl.engine.worker import Worker
 from incofl.server import Server
-from incofl.task import Score
-from incofl.tensors import Tensors
 
 client_app = ClientApp()
 
@@ -48,12 +47,12 @@ def turn(message: Message, context: Context) -> Message:
     return Message(reply, reply_to=message)
 
 
-class Flower:
+class Flower(InProcess):
     """An executor that sends every job to a node of the grid."""
 
     def __init__(self, config: Config, federation: Federation, grid: Grid) -> None:
         self._config = config.to_toml()
-        self._federation = federation
+        super().__init__(federation)
         self._grid = grid
         # The nodes register while the server app starts.
         while len(nodes := sorted(grid.get_node_ids())) < config.num_clients:
@@ -75,17 +74,6 @@ class Flower:
             steps, loss = int(metrics["steps"]), float(metrics["loss"])
             upload = Upload(update=update, buffers=buffers, steps=steps, loss=loss)
             yield [self._federation.identified(upload, job)]
-
-    def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
-        """Not compared."""
-        raise NotImplementedError
-
-    def measure(self, server: Server, levels: Sequence[int]) -> dict[int, Tensors]:
-        """Not compared."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing to free."""
 
     def _order(self, server: Server, job: Job) -> Message:
         piece = self._federation.slice(job.level, job.round).take(server.state(job.level))

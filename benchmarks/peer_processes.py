@@ -13,11 +13,10 @@ from peer_rounds import Played, play, read_config, received_server
 from incofl.client import Upload
 from incofl.config import Config
 from incofl.engine.build import build
+from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation, Job
 from incofl.engine.worker import Worker
 from incofl.server import Server
-from incofl.task import Score
-from incofl.tensors import Tensors
 
 
 def _turn(toml: str, job: Job, received: Path, result: Path) -> None:
@@ -30,31 +29,20 @@ def _turn(toml: str, job: Job, received: Path, result: Path) -> None:
     torch.save({name: getattr(trained, name) for name in kept}, result)
 
 
-class ProcessPerClient:
+class ProcessPerClient(InProcess):
     """An executor that starts a fresh interpreter for every job, as many at a time as there are workers."""
 
     def __init__(self, config: Config, federation: Federation) -> None:
         assert isinstance(config.engine.workers, int)
         self._config = config
         self._workers = config.engine.workers
-        self._federation = federation
+        super().__init__(federation)
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
         """The uploads in the order of the jobs."""
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(self._workers) as pool:
             for upload in pool.map(functools.partial(self._start, server, Path(folder)), jobs):
                 yield [upload]
-
-    def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
-        """Not compared."""
-        raise NotImplementedError
-
-    def measure(self, server: Server, levels: Sequence[int]) -> dict[int, Tensors]:
-        """Not compared."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing to free."""
 
     def _start(self, server: Server, folder: Path, job: Job) -> Upload:
         received, result = folder / f"{job.client}-received.pt", folder / f"{job.client}-result.pt"

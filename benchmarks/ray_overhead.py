@@ -1,4 +1,4 @@
-"""What Ray adds to a round: its actors against worker processes, both without training.
+"""What Ray adds to a round: its tasks against worker processes, both without training.
 
 usage: python benchmarks/ray_overhead.py [--rounds 15] [--workers 2]
 
@@ -22,7 +22,7 @@ from incofl.engine.build import build
 from incofl.engine.executor import Executor, InProcess
 from incofl.engine.federation import Federation
 from incofl.engine.processes import WorkerProcesses
-from incofl.engine.ray_actors import RayActors
+from incofl.engine.ray_tasks import Connection, RayTasks
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.worker import keep_freed_memory
 from incofl.server import Server
@@ -75,7 +75,7 @@ def main() -> None:
     executors: dict[str, Executor] = {
         "this process": InProcess(federation),
         "worker processes": WorkerProcesses(federation, options.workers),
-        "Ray actors": RayActors(federation, options.workers),
+        "Ray": RayTasks(Connection(cores=options.workers), federation, options.workers),
     }
     played = {name: Rounds(federation, executor) for name, executor in executors.items()}
     measured: list[dict[str, float]] = []

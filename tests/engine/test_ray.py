@@ -1,4 +1,4 @@
-"""Ray actors: the same bits as in one process, whatever happens to the actors."""
+"""Workers on Ray: the same bits as in one process, whatever happens to them."""
 
 import dataclasses
 import gc
@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +24,12 @@ import torch
 import incofl
 from incofl.client import ClientRule, Local, Upload
 from incofl.engine.executor import Executor, InProcess, Lost
-from incofl.engine.federation import Federation, Job
-from incofl.engine.pool import Task
+from incofl.engine.federation import Federation
 from incofl.engine.processes import WorkerProcesses
-from incofl.engine.ray_actors import Connection, RayActors
+from incofl.engine.ray_tasks import Connection, RayTasks
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.store import ClientStore
+from incofl.errors import RunError
 from incofl.server import Server
 from incofl.task import Score
 from incofl.tensors import Tensors
@@ -73,7 +75,7 @@ def test_an_address_goes_with_ray_only(incofl: Shell, tmp_path: Path) -> None:
 def cluster() -> Iterator[Connection]:
     """Ray on this machine, for all tests below: executors use the connection that a process has."""
     handler = signal.getsignal(signal.SIGTERM)
-    connection = Connection(None, 4)
+    connection = Connection(cores=4)
     assert signal.getsignal(signal.SIGTERM) is handler
     yield connection
     connection.close()
@@ -111,21 +113,22 @@ def in_processes(federation: Federation, store: ClientStore) -> Executor:
 
 
 def on_ray(federation: Federation, store: ClientStore) -> Executor:
-    return RayActors(federation, 2, store=store)
+    return RayTasks(Connection(), federation, 2, store=store)
 
 
-class Killing(RayActors):
-    """Kills an actor in its turn, once, in the second round."""
+def killing(federation: Federation, done: Path) -> Federation:
+    """A federation of which a client kills the process that trains it, once, in the second round."""
+    rule = federation.method.client
 
-    victim = 0
+    class Killing(type(rule)):  # type: ignore[misc]  # found at run time
+        def begin(self, local: Local) -> None:
+            if local.given.round == 1 and not done.exists():
+                done.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            super().begin(local)
 
-    def _send(self, worker: Any, task: Task, memory: Tensors) -> None:
-        if self.victim or not isinstance(task.job, Job) or task.job.round != 1:
-            return super()._send(worker, task, memory)
-        self.victim = self._ray.get(worker.actor.__ray_call__.remote(lambda actor: os.getpid()))
-        os.kill(self.victim, signal.SIGSTOP)  # or it might be done before it is killed
-        super()._send(worker, task, memory)
-        os.kill(self.victim, signal.SIGKILL)
+    deadly = Killing(**{field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)})
+    return dataclasses.replace(federation, method=dataclasses.replace(federation.method, client=deadly))
 
 
 def assert_same_tensors(a: Mapping[Any, Tensors], b: Mapping[Any, Tensors]) -> None:
@@ -157,16 +160,17 @@ def test_same_bits_as_in_process(cluster: Connection) -> None:
     assert_same(tiny_federation("method=incoavg"), on_ray, [in_process])
 
 
-def test_a_killed_actor_changes_nothing(cluster: Connection, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_worker_changes_nothing(
+    cluster: Connection, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A new one takes over its turn, with what the client remembers; nothing is written over the display."""
-    federation, executors = tiny_federation("method=incoscaffold"), []
+    done = tmp_path / "done"
 
     def make(federation: Federation, store: ClientStore) -> Executor:
-        executors.append(Killing(federation, 2, store=store))
-        return executors[-1]
+        return RayTasks(Connection(), killing(federation, done), 2, store=store)
 
-    assert_same(federation, make, [in_process, in_processes])
-    assert executors[0].victim
+    assert_same(tiny_federation("method=incoscaffold"), make, [in_process, in_processes])
+    assert done.exists()
     assert capfd.readouterr() == ("", "")
 
 
@@ -181,24 +185,55 @@ class Deadly(ClientRule):
             raise ZeroDivisionError("a bug")
 
 
-def test_a_client_that_kills_its_actor_twice_is_given_up(cluster: Connection) -> None:
+def test_a_client_that_kills_its_worker_twice_is_given_up(cluster: Connection) -> None:
     """And the executor is as good as new; a mistake in a method is an error with its place, and no lost client."""
     federation = tiny_federation("method=heteroavg")
     federation = dataclasses.replace(federation, method=dataclasses.replace(federation.method, client=Deadly()))
-    executor = RayActors(federation, 1)
+    executor = RayTasks(Connection(), federation, 1)
     try:
         server = federation.start()
         server.shared["fc.bias"][0] = 7.0
         (outcome,) = itertools.chain.from_iterable(executor.train(server, federation.schedule(0, 1)))
         assert isinstance(outcome, Lost)
-        assert outcome.reason == "its Ray actor died 2 times (its worker process has died); out of memory?"
+        assert outcome.reason == "its Ray worker died 2 times (WorkerCrashedError); out of memory?"
         server.shared["fc.bias"][0] = 0.0
         outcomes = list(itertools.chain.from_iterable(executor.train(server, federation.schedule(0, 6))))
         assert [type(outcome) for outcome in outcomes] == [Upload] * 6
         server.shared["fc.bias"][0] = 8.0
-        with pytest.raises(RuntimeError, match=r"(?s)in a Ray actor, client.*ZeroDivisionError: a bug"):
+        with pytest.raises(RuntimeError, match=r"(?s)in a Ray worker, client.*ZeroDivisionError: a bug"):
             list(executor.train(server, federation.schedule(0, 1)))
     finally:
+        executor.close()
+
+
+def test_what_workers_cannot_import_is_one_clear_line(cluster: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("nowhere_else")
+    rule = type("Mine", (ClientRule,), {"__module__": "nowhere_else"})
+    module.Mine = rule  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "nowhere_else", module)
+    federation = tiny_federation("method=heteroavg")
+    federation = dataclasses.replace(federation, method=dataclasses.replace(federation.method, client=rule()))
+    executor = RayTasks(Connection(), federation, 1)
+    try:
+        with pytest.raises(
+            RunError, match=r"no Ray worker can start .*No module named 'nowhere_else'.*, expected"
+        ) as line:
+            list(executor.train(federation.start(), federation.schedule(0, 1)))
+        assert "\n" not in str(line.value)
+    finally:
+        executor.close()
+
+
+def test_a_cluster_without_a_free_core(cluster: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run does not wait forever; what holds the cores here is a task that sleeps."""
+    monkeypatch.setattr(sys.modules["incofl.engine.ray_tasks"], "PATIENCE", 3)
+    holding = cluster.ray.remote(num_cpus=4)(lambda: time.sleep(60)).remote()
+    executor = RayTasks(Connection(), tiny_federation(), 1)
+    try:
+        with pytest.raises(RunError, match=r"no Ray worker has started for 3 s, expected one core .* \(of 4 in"):
+            executor.evaluate(tiny_federation().start(), [0])
+    finally:
+        cluster.ray.cancel(holding, force=True)
         executor.close()
 
 

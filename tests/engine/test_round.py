@@ -13,31 +13,20 @@ from incofl.engine.federation import Federation, Job
 from incofl.engine.round import LARGEST_NORM, RoundStats, run_round
 from incofl.seeds import Purpose, seed_of
 from incofl.server import Server
-from incofl.task import Score
-from incofl.tensors import Tensors, all_finite
+from incofl.tensors import all_finite
 from tests.federations import run_rounds, tiny_federation
 
 
-@dataclasses.dataclass
-class Tampering:
+class Tampering(InProcess):
     """An executor one of whose clients sends something else."""
 
-    federation: Federation
-    victim: int
-    change: dict[str, object]
+    def __init__(self, federation: Federation, victim: int, change: dict[str, object]) -> None:
+        super().__init__(federation)
+        self.victim, self.change = victim, change
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
-        for (upload,) in InProcess(self.federation).train(server, jobs):
+        for (upload,) in super().train(server, jobs):
             yield [dataclasses.replace(upload, **self.change) if upload.client == self.victim else upload]  # type: ignore[arg-type]
-
-    def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
-        return []
-
-    def measure(self, server: Server, levels: Sequence[int]) -> dict[int, Tensors]:
-        return {}
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from incofl.engine.executor import Executor, InProcess
 from incofl.engine.federation import Federation
 from incofl.engine.pool import num_cores
 from incofl.engine.processes import WorkerProcesses
-from incofl.engine.ray_actors import RayActors
+from incofl.engine.ray_tasks import Connection, RayTasks
 from incofl.engine.round import RoundStats
 from incofl.engine.run_folder import Row, RunFolder
 from incofl.engine.store import ClientStore
@@ -70,10 +70,12 @@ class Backend:
 def make_executor(
     config: Config, federation: Federation, rounds: int, trace: Trace | None = None, store: ClientStore | None = None
 ) -> Executor:
-    """Ray actors if these are asked for; else processes where they pay for their start, or this process."""
+    """Ray if it is asked for; else processes where they pay for their start, or this process."""
     engine, workers = config.engine, _wished_workers(config)
     if engine.executor == "ray":
-        return RayActors(federation, workers, engine.address, trace, store, most=config.cohort_size)
+        cluster = Connection(engine.address, workers)
+        workers = workers or min(cluster.cores, config.cohort_size)
+        return RayTasks(cluster, federation, workers, trace=trace, store=store)
     if workers is None:
         long = _training_macs(federation, config.cohort_size) * rounds >= WORTH_WORKERS
         workers = min(num_cores(), config.cohort_size) if long else 1

@@ -1,11 +1,11 @@
 """Where clients' turns are computed. An executor decides place and time, never the result."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from incofl.client import Upload
 from incofl.engine.federation import Federation, Job
@@ -27,35 +27,12 @@ class Lost:
     reason: str
 
 
-class Executor(Protocol):
-    """The seam between a round and the processes that compute it."""
-
-    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
-        """The uploads in the order of the jobs, lazily, grouped as they become ready.
-
-        They are valid until the next ones are asked for.
-        """
-        ...
-
-    def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
-        """The score of each level's sub-model on the test set."""
-        ...
-
-    def measure(self, server: Server, levels: Sequence[int]) -> dict[int, Tensors]:
-        """Batch-norm statistics of each level's sub-model, in server coordinates."""
-        ...
-
-    def close(self) -> None:
-        """Frees processes and memory."""
-        ...
-
-
 class Died(Exception):
     """A job has no result because its workers are gone; the message says how."""
 
 
-class LocalExecutor(Executor):
-    """An executor that computes jobs on machines of its own; a subclass says where."""
+class Executor(ABC):
+    """The seam between a round and the processes that compute it; a subclass says where they are."""
 
     def __init__(self, federation: Federation, trace: Trace | None = None, store: ClientStore | None = None) -> None:
         self._federation = federation
@@ -68,10 +45,15 @@ class LocalExecutor(Executor):
         """The jobs in their order with what comes of each, or ``Died``; grouped as they become ready."""
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
+        """The uploads in the order of the jobs, lazily, grouped as they become ready.
+
+        They are valid until the next ones are asked for.
+        """
         for finished in self._compute(server, jobs):
             yield [Lost(job.client, str(made)) if isinstance(made, Died) else made for job, made in finished]
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
+        """The score of each level's sub-model on the test set."""
         starts = range(0, len(self._federation.data.test), EVAL_CHUNK)
         jobs = [EvalJob(level, start) for level in reversed(levels) for start in starts]  # the most expensive first
         scores = list(self._all(server, jobs))
@@ -87,6 +69,9 @@ class LocalExecutor(Executor):
             self._federation.current_slice(job.level, server).write(measured, full[job.level])
         return full
 
+    def close(self) -> None:  # noqa: B027 (not every executor has something to free)
+        """Frees processes and memory."""
+
     def _all(self, server: Server, jobs: Sequence[J]) -> Iterator[tuple[J, Any]]:
         """Every job has a result: what kills workers is tried here last."""
         for finished in self._compute(server, jobs):
@@ -100,7 +85,7 @@ class LocalExecutor(Executor):
         return self._store.get(job.client, self._federation.slice(job.level, job.round, job.client))
 
 
-class InProcess(LocalExecutor):
+class InProcess(Executor):
     """Computes one job after the other in this process, when its result is asked for."""
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
@@ -111,6 +96,3 @@ class InProcess(LocalExecutor):
             with self._trace.span(str(job), "worker 1"):
                 made = self._worker.do(server, job, self._recall(job))
             yield [(job, made)]
-
-    def close(self) -> None:
-        """There is nothing to free."""

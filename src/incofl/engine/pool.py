@@ -1,4 +1,4 @@
-"""Workers outside of this process, wherever they are: who gets which job, what is tried again, in which order it ends.
+"""Workers outside of this process, wherever they are: a thread waits for each, and results keep the order of the jobs.
 
 The server's state is published once per round. The result of a job comes back in one of a fixed number of slots and is
 handed on in the order of the schedule, so the sums of the server do not depend on who finishes first. A slot is free
@@ -6,20 +6,22 @@ again when its result has been consumed: memory is O(server model x workers), wh
 replaced, its job is tried once more and then given up.
 """
 
-import contextlib
 import dataclasses
 import os
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from itertools import islice
+from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
 from incofl.client import Upload
-from incofl.engine.executor import Died, J, LocalExecutor
+from incofl.engine.executor import Died, Executor, J
 from incofl.engine.federation import Federation, Job
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
@@ -29,25 +31,7 @@ from incofl.split import Slice
 from incofl.tensors import Tensors, clone
 
 TRIES = 2  # a job whose worker died is tried once more
-
-
-@dataclass
-class Task:
-    """A job: its place in the schedule, how often it was tried, and the slot of its result."""
-
-    number: int
-    job: AnyJob
-    tries: int = 0
-    slot: int = -1
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What comes of a job, and when it was computed by the worker's ``perf_counter``."""
-
-    made: Any
-    start: float
-    end: float
+Made = tuple[Any, float]  # what comes of a job, and the seconds that it took
 
 
 class WorkerLoop:
@@ -60,42 +44,28 @@ class WorkerLoop:
         keep_freed_memory()
         self._worker = Worker(self._federation)
 
-    def do(self, job: AnyJob, published: tuple[Any, ...], memory: Tensors) -> Reply:
+    def do(self, job: AnyJob, published: tuple[Any, ...], memory: Tensors) -> Made:
         start, model = perf_counter(), self._federation.model
         shared, *rest = published
         server = Server(model.layout, model.initial | shared, *rest)
         made = self._worker.do(server, job, clone(memory))  # a copy: its place is that of the result
         if isinstance(made, Upload):  # the parent knows which slice and whose labels
             made = dataclasses.replace(made, slice=Slice({}, {}), labels=None)
-        return Reply(made, start, perf_counter())
+        return made, perf_counter() - start
 
 
-@dataclass(kw_only=True)
-class WorkerHandle:
-    """A worker as its parent sees it: what it is doing, and whether it can do anything yet."""
-
-    task: Task | None = None
-    ready: bool = True
-
-
-_Handle = TypeVar("_Handle", bound=WorkerHandle)
-
-
-class Pool(LocalExecutor, Generic[_Handle]):
+class Pool(Executor):
     """An executor of workers in other processes; a subclass says how they are started and reached."""
 
     kind: str  # what a worker is, for messages
 
-    def __init__(self, federation: Federation, workers: int, trace: Trace | None, store: ClientStore | None) -> None:
+    def __init__(
+        self, federation: Federation, workers: int, trace: Trace | None = None, store: ClientStore | None = None
+    ) -> None:
         super().__init__(federation, trace, store)
-        self._workers = workers
-        self._pool: list[_Handle] = []
-        # Room for results that are being computed, and about as many again for those that wait for an earlier one.
-        self._free_slots = deque(range(2 * workers + 2))
-
-    @abstractmethod
-    def _start(self) -> _Handle:
-        """A new worker."""
+        self._workers, self._slots = workers, 2 * workers + 2  # about as many results wait for an earlier one
+        self._threads, self._idle = ThreadPoolExecutor(workers), SimpleQueue[int]()
+        self._begun = self._closed = False
 
     @abstractmethod
     def _prepare(self, setup: tuple[Federation, torch.dtype]) -> None:
@@ -106,73 +76,73 @@ class Pool(LocalExecutor, Generic[_Handle]):
         """Puts what changes from round to round where all workers find it."""
 
     @abstractmethod
-    def _send(self, worker: _Handle, task: Task, memory: Tensors) -> None:
-        """Hands a task to a worker, with what its client remembers; that the worker is gone is noticed later."""
-
-    @abstractmethod
-    def _replied(self) -> list[_Handle]:
-        """The workers that have done their task or died; waits until something has happened."""
-
-    @abstractmethod
-    def _collect(self, worker: _Handle, task: Task) -> Reply:
-        """The reply of such a worker.
+    def _attempt(self, worker: int, job: AnyJob, slot: int, memory: Tensors) -> Made:
+        """Has a worker, which is started if necessary, do a job with what its client remembers.
 
         Raises:
-            Died: if there is none.
-            RuntimeError: if the task itself failed, with its traceback.
+            Died: if the worker did not live to reply.
+            RuntimeError: if the job itself failed, with its traceback.
         """
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Ends the workers, whatever they are doing."""
+
+    def close(self) -> None:
+        self._closed = True
+        if self._begun:
+            self._end()
+        self._threads.shutdown(cancel_futures=True)
 
     def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
         """Hands out the jobs in their order, longest first, and yields the outcomes in the same order."""
         frozen = server.layout.frozen
-        if not self._pool:
+        if not self._begun:
             constant = {name: server.shared[name] for name in frozen}
             model = dataclasses.replace(self._federation.model, initial=constant)
             self._prepare((dataclasses.replace(self._federation, model=model), torch.get_default_dtype()))
-            self._pool = [self._start() for _ in range(self._workers)]
+            for worker in range(1, 1 + self._workers):
+                self._idle.put(worker)
+            self._begun = True
         changing = {name: value for name, value in server.shared.items() if name not in frozen}
         self._publish((changing, server.private, server.round, server.extra))
-        waiting, done = deque(Task(number, job) for number, job in enumerate(jobs)), dict[int, tuple[Task, Any]]()
-        first = 0
-        while first < len(jobs):
-            while first not in done:
-                self._hand_out(waiting)
-                for worker in self._replied():
-                    self._receive(worker, waiting, done)
-            self._hand_out(waiting)  # nobody should wait while these are being consumed
+        waiting, ahead = enumerate(jobs), deque[tuple[J, Future[Any]]]()
+        while True:
+            for number, job in islice(waiting, self._slots - len(ahead)):
+                result = self._threads.submit(self._try, job, number % self._slots, self._recall(job))
+                ahead.append((job, result))
+            if not ahead:
+                return
+            wait([ahead[0][1]])
             finished = []
-            while first in done:
-                finished.append(done.pop(first))
-                first += 1
+            while ahead and ahead[0][1].done():
+                job, result = ahead.popleft()
+                made = result.result()
+                if isinstance(job, Job) and isinstance(made, Upload):
+                    made = self._federation.identified(made, job)
+                finished.append((job, made))
             # The consumer leaves the cores to the workers, and has them all to itself after the last job.
-            with one_thread() if any(worker.task for worker in self._pool) else contextlib.nullcontext():
-                yield [(jobs[task.number], made) for task, made in finished]
-            self._free_slots.extend(task.slot for task, _ in finished)
+            with one_thread() if ahead else nullcontext():
+                yield finished
 
-    def _hand_out(self, waiting: deque[Task]) -> None:
-        for worker in self._pool:
-            if worker.ready and worker.task is None and waiting and self._free_slots:
-                task = worker.task = waiting.popleft()
-                task.tries, task.slot = task.tries + 1, self._free_slots.popleft()
-                self._send(worker, task, self._recall(task.job))
-
-    def _receive(self, worker: _Handle, waiting: deque[Task], done: dict[int, tuple[Task, Any]]) -> None:
-        task, worker.task = worker.task, None
-        assert task is not None
-        number = self._pool.index(worker)
+    def _try(self, job: AnyJob, slot: int, memory: Tensors) -> Any:
+        """What comes of a job, or ``Died``; in a thread."""
+        worker = self._idle.get()
         try:
-            reply = self._collect(worker, task)
-        except Died as death:
-            self._pool[number] = self._start()
-            if task.tries < TRIES:
-                waiting.appendleft(task)
-                self._free_slots.appendleft(task.slot)
-            else:
-                done[task.number] = task, Died(f"its {self.kind} died {TRIES} times ({death}); out of memory?")
-        else:
-            made = self._federation.identified(reply.made, task.job) if isinstance(task.job, Job) else reply.made
-            done[task.number] = task, made
-            self._trace.add(str(task.job), f"worker {number + 1}", reply.start, reply.end)
+            for _ in range(TRIES):
+                try:
+                    made, seconds = self._attempt(worker, job, slot, memory)
+                except Died as death:
+                    reason = str(death)
+                    if self._closed:
+                        break
+                else:
+                    end = perf_counter()
+                    self._trace.add(str(job), f"worker {worker}", end - seconds, end)
+                    return made
+            return Died(f"its {self.kind} died {TRIES} times ({reason}); out of memory?")
+        finally:
+            self._idle.put(worker)
 
 
 def num_cores() -> int:

@@ -5,13 +5,11 @@ Workers are fresh interpreters, neither forks nor imports of the main script: a 
 """
 
 import contextlib
-import dataclasses
 import signal
 import subprocess
 import sys
 import traceback
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import torch
@@ -19,73 +17,57 @@ import torch
 from incofl.engine.executor import Died
 from incofl.engine.federation import Federation
 from incofl.engine.parcel import SharedBytes
-from incofl.engine.pool import Pool, Reply, Task, WorkerHandle, WorkerLoop
-from incofl.engine.store import ClientStore
-from incofl.engine.trace import Trace
-from incofl.engine.worker import worker_environment
+from incofl.engine.pool import Made, Pool, WorkerLoop
+from incofl.engine.worker import AnyJob, worker_environment
 from incofl.tensors import Tensors
 
 
-@dataclass(kw_only=True)
-class _Process(WorkerHandle):
-    process: subprocess.Popen[bytes]
-    connection: Connection
-
-
-class WorkerProcesses(Pool[_Process]):
+class WorkerProcesses(Pool):
     """An executor of ``workers`` processes on this machine."""
 
     kind = "worker process"
 
-    def __init__(
-        self, federation: Federation, workers: int, trace: Trace | None = None, store: ClientStore | None = None
-    ) -> None:
-        super().__init__(federation, workers, trace, store)
-        self._constant, self._state = SharedBytes(), SharedBytes()
-        self._slots = [SharedBytes() for _ in self._free_slots]
-
-    def close(self) -> None:
-        """Ends the workers, whatever they are doing."""
-        for worker in self._pool:
-            worker.connection.close()
-            worker.process.kill()
-            worker.process.wait()
-        self._pool = []
-
     def _prepare(self, setup: tuple[Federation, torch.dtype]) -> None:
+        self._constant, self._state = SharedBytes(), SharedBytes()
+        self._results = [SharedBytes() for _ in range(self._slots)]
+        self._processes: dict[int, tuple[subprocess.Popen[bytes], Connection]] = {}
         self._setup = self._constant.put(setup)
 
     def _publish(self, published: tuple[Any, ...]) -> None:
         self._published = self._state.put(published)
 
-    def _send(self, worker: _Process, task: Task, memory: Tensors) -> None:
-        remembered = self._slots[task.slot].put(memory)
-        with contextlib.suppress(OSError):  # it has died: its closed connection is noticed in _collect
-            worker.connection.send((task, self._published, remembered))
-
-    def _replied(self) -> list[_Process]:
-        busy = [worker for worker in self._pool if worker.task is not None]
-        ready = wait([worker.connection for worker in busy])
-        return [worker for worker in busy if worker.connection in ready]
-
-    def _collect(self, worker: _Process, task: Task) -> Reply:
+    def _attempt(self, worker: int, job: AnyJob, slot: int, memory: Tensors) -> Made:
+        if worker not in self._processes:
+            self._processes[worker] = self._start()
+        process, connection = self._processes[worker]
+        if self._closed:  # too late for ``_end`` to see it
+            process.kill()
+        remembered = self._results[slot].put(memory)
+        with contextlib.suppress(OSError):  # it has died: its closed connection is noticed next
+            connection.send((job, slot, self._published, remembered))
         try:
-            reply: Reply | Exception = worker.connection.recv()
+            reply = connection.recv()
         except (EOFError, OSError):
-            code = worker.process.wait()
+            code = process.wait()
+            del self._processes[worker]
             raise Died(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}") from None
         if isinstance(reply, Exception):
             raise reply
-        return dataclasses.replace(reply, made=self._slots[task.slot].get(reply.made))
+        made, seconds = reply
+        return self._results[slot].get(made), seconds
 
-    def _start(self) -> _Process:
+    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
         ours, theirs = Pipe()
-        fds = [theirs.fileno(), *(memory.fd for memory in (self._constant, self._state, *self._slots))]
-        process = start_python("incofl.engine.processes", *fds, pass_fds=fds, stdin=subprocess.DEVNULL)
+        fds = [theirs.fileno(), *(memory.fd for memory in (self._constant, self._state, *self._results))]
+        options = {"pass_fds": fds, "stdin": subprocess.DEVNULL}
+        process = start_python("incofl.engine.processes", *self._setup, *fds, **options)
         theirs.close()
-        with contextlib.suppress(OSError):  # it has died at once: noticed in _collect
-            ours.send(self._setup)
-        return _Process(process=process, connection=ours)
+        return process, ours
+
+    def _end(self) -> None:
+        for process, _ in list(self._processes.values()):
+            process.kill()
+            process.wait()
 
 
 def start_python(module: str, *arguments: int, **options: Any) -> subprocess.Popen[bytes]:
@@ -97,21 +79,19 @@ def start_python(module: str, *arguments: int, **options: Any) -> subprocess.Pop
 def main() -> None:
     """A worker process: serves the parent whose pipe and shared memory the arguments name, until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
-    pipe, *fds = map(int, sys.argv[1:])
-    connection, (constant, state, *slots) = Connection(pipe), [SharedBytes(fd) for fd in fds]
+    start, end, pipe, *fds = map(int, sys.argv[1:])
+    connection, (constant, state, *results) = Connection(pipe), [SharedBytes(fd) for fd in fds]
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
-        setup = connection.recv()
         try:
-            loop = WorkerLoop(constant.get(setup))
+            loop = WorkerLoop(constant.get((start, end)))
         except Exception:
             connection.send(RuntimeError(f"in a worker process, at its start:\n{traceback.format_exc()}"))
             return
         while True:
-            task, published, memory = connection.recv()
-            slot = slots[task.slot]
+            job, slot, published, memory = connection.recv()
             try:
-                reply = loop.do(task.job, state.get(published), slot.get(memory))
-                message: Reply | Exception = dataclasses.replace(reply, made=slot.put(reply.made))
+                made, seconds = loop.do(job, state.get(published), results[slot].get(memory))
+                message: Made | Exception = (results[slot].put(made), seconds)
             except Exception:
-                message = RuntimeError(f"in a worker process, {task.job}:\n{traceback.format_exc()}")
+                message = RuntimeError(f"in a worker process, {job}:\n{traceback.format_exc()}")
             connection.send(message)

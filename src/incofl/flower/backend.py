@@ -113,22 +113,23 @@ class Turn:
     outcome: tuple[Upload, Report] | Refusal | None = None
 
 
-class GridExecutor:
+class GridExecutor(InProcess):
     """Sends turns to nodes; evaluates in this process, which has the test set."""
 
     def __init__(
         self, grid: Grid, settings: Settings, config: Config, federation: Federation, fleet: Fleet, trace: Trace
     ) -> None:
+        super().__init__(federation, trace)
         self.grid, self.settings, self.config = grid, settings, config
         self.federation, self.fleet, self.trace = federation, fleet, trace
-        local = InProcess(federation, trace)
-        self.evaluate, self.measure, self.close = local.evaluate, local.measure, local.close
         self._abandoned: dict[int, Exchange] = {}  # by node, replies that were not here in time and may still come
         self._rows: list[Row] = []  # a line for each reply of the last round
         self._reports: list[Report] = []  # likewise
         self._metric = federation.task.all_metrics[federation.task.first]
 
-    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload | Lost]]:
+    def train(  # type: ignore[override]  # what this process computes is never lost
+        self, server: Server, jobs: Sequence[Job]
+    ) -> Iterator[Sequence[Upload | Lost]]:
         self._rows, self._reports = [], []
         parts: dict[int, Parts] = {}  # by level
         self._abandoned = {node: late for node, late in self._abandoned.items() if late.running}
