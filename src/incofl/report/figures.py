@@ -8,11 +8,9 @@ from operator import methodcaller
 from statistics import fmean, median
 from typing import Any, Literal
 
-from incofl.costs import human
 from incofl.engine.run_folder import Row
 from incofl.report.runs import Group, Groups, Points, ReportedRun, Series, Unit, interval
 
-NONE = "\N{EN DASH}"
 BAD = -1  # the look of what went wrong
 DOTS = 4000  # turns of clients that are drawn one by one
 SCHEDULES = 4  # panels of cohorts
@@ -55,21 +53,6 @@ class Figure:
     kind: Literal["lines", "bars", "dots"] = "lines"
     x: str = "round"  # label of the horizontal axis
     wide: bool = False
-
-    def describe(self, panel: Panel) -> str:
-        """Says what a panel shows, for readers who cannot see it: the end of each curve, all bars, counts of dots."""
-        said = []
-        for curve in panel.curves:
-            places = [x if isinstance(x, str) else f"{self.x} {x:g}" for x in curve.x]
-            points = [f"{say(y, self.unit)} at {place}" for place, y in zip(places, curve.y, strict=True)]
-            shown = {"lines": points[-1:], "bars": points, "dots": [f"{len(points)} mark(s)"]}[self.kind]
-            said += [] if curve.thin else [f"{curve.name}: {', '.join(shown)}"]
-        return f"{', '.join(filter(None, (self.title, panel.title)))}. {'; '.join(said) or 'No values yet'}."
-
-
-def say(value: float, unit: Unit) -> str:
-    """Returns a number in words."""
-    return human(value, "B") if unit == "bytes" else f"{100 * value:.1f} %" if unit == "percent" else f"{value:.3g}"
 
 
 def digits(values: Iterable[float]) -> list[float]:

@@ -183,6 +183,17 @@
     return made;
   }
 
+  // What a panel shows, in words for readers who cannot see it: the end of each curve, all bars, counts of dots.
+  function describe(panel, { kind, unit, x, title }) {
+    const said = panel.curves.filter(curve => !curve.thin).map(curve => {
+      const places = curve.x.map(place => typeof place === "string" ? place : `${x} ${say(place)}`);
+      const points = places.map((place, i) => `${say(curve.y[i], unit)}${unit === "bytes" ? " bytes" : ""} at ${place}`);
+      return `${curve.name}: ${{ lines: points.at(-1), bars: points.join(", "), dots: `${points.length} mark(s)` }[kind]}`;
+    });
+    return `${[title, panel.title].filter(Boolean).join(", ")}. ${said.join("; ") || "No values yet"}.`;
+  }
+  for (const panel of panels) panel.plot.setAttribute("aria-label", describe(panel, panel.figure));
+
   for (const figure of figures) {
     const card = document.getElementById(`figure-${figure.id}`);
     const details = card.querySelector("details");
