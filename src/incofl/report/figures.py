@@ -8,8 +8,9 @@ from operator import methodcaller
 from statistics import fmean, median
 from typing import Any, Literal
 
+from incofl.analysis.runs import RecordedRun
 from incofl.engine.run_folder import Row
-from incofl.report.runs import Group, Groups, Points, ReportedRun, Series, Unit, interval
+from incofl.report.runs import Group, Groups, Points, Series, Unit, interval
 
 BAD = -1  # the look of what went wrong
 DOTS = 4000  # turns of clients that are drawn one by one
@@ -74,7 +75,7 @@ def curves(groups: Groups, series: Series, x_of: Series | None = None) -> list[C
     """
     limit, found = max(60, min(400, 6000 // len(groups.runs))), []  # keeps the page light
     for group in groups:
-        seeds = [Group(group.index, run.label, [run]) for run in group.runs if group.several]
+        seeds = [Group(group.index, group.label_of(run), [run]) for run in group.runs if group.several]
         main = Group(group.index, f"{group.label}, mean of {len(seeds)}" if seeds else group.label, group.runs)
         for one in [*seeds, main]:
             x, y = one.mean(series)
@@ -97,7 +98,7 @@ def over(table: str, reduce: Callable[[list[float]], float], *keys: str) -> Seri
     return lambda run: map(value, run.rows)
 
 
-def bytes_so_far(run: ReportedRun) -> Iterable[float]:
+def bytes_so_far(run: RecordedRun) -> Iterable[float]:
     """Returns the bytes up to each round."""
     return accumulate(row["bytes_up"] + row["bytes_down"] for row in run.rows)
 
@@ -169,18 +170,19 @@ def by_level(groups: Groups) -> list[Figure]:
 
 def cohorts(groups: Groups) -> Figure:
     """Draws who took part in each round; runs with the same cohorts, as those of one seed have, are drawn once."""
-    known = defaultdict[str, list[ReportedRun]](list)
+    known = defaultdict[str, list[RecordedRun]](list)
     for run in groups.runs:
         known[repr([(row["clients"], row["rejected"]) for row in run.rows])].append(run)
     shared = " Runs of one seed share their cohorts." * (len(known) < len(groups.runs))
     more = f" The first {SCHEDULES} of {len(known)} different schedules." * (len(known) > SCHEDULES)
     caption = f"A mark is a client's turn, coloured by its level; a cross is a rejected upload.{shared}{more}"
-    panels = list(map(_turns, list(known.values())[:SCHEDULES]))
+    shown = list(known.values())[:SCHEDULES]
+    panels = [_turns(same[0], ", ".join(groups.labels[run][0] for run in same)) for same in shown]
     return Figure("cohorts", "Who took part", caption, panels, kind="dots", wide=True)
 
 
-def _turns(same: Sequence[ReportedRun]) -> Panel:
-    run, turns, dots = same[0], [], []
+def _turns(run: RecordedRun, title: str) -> Panel:
+    turns, dots = [], []
     federation = run.federation_or_reason
     step = -(-sum(len(row["clients"]) for row in run.rows) // DOTS)  # of a long run, every second, third, ... round
     for row in run.rows[:: max(1, step)]:
@@ -192,4 +194,4 @@ def _turns(same: Sequence[ReportedRun]) -> Panel:
         own = [turn for turn in turns if turn[0] == look]
         name = "rejected" if look == BAD else f"level {look}"
         dots.append(Curve(name, look, [round for _, round, _ in own], [client for *_, client in own]))
-    return Panel(dots, "client", ", ".join(run.label for run in same), 380)
+    return Panel(dots, "client", title, 380)

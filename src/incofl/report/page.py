@@ -42,10 +42,10 @@ def make_page(groups: Groups, title: str | None = None) -> str:
     jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return jinja.from_string(template).render(
         groups=groups,
-        title=title or default_title(groups),
+        title=title,
         made=f"incofl {incofl.__version__}, {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         commits=dict.fromkeys(str(e["commit"])[:10] + " with changes" * bool(e.get("modified")) for e in known),
-        setups=list({tuple(run.values.get(key) for key in keys) for run in groups.runs}),
+        setups=list(dict.fromkeys(tuple(run.values.get(key) for key in keys) for run in groups.runs)),
         figures={section: list(map(asdict, found)) for section, found in figures.items()},
         pictures=pictures(groups),
         results=tables.results(groups),
@@ -60,13 +60,6 @@ def make_page(groups: Groups, title: str | None = None) -> str:
         # The only text in it that would end the script element early stands in strings, where this means the same.
         plotly=get_plotlyjs().replace("</script", "<\\/script"),
     )
-
-
-def default_title(groups: Groups) -> str:
-    """Names the methods, or how many settings there are, and the data."""
-    data = dict.fromkeys(str(run.values["data.name"]) for run in groups.runs)
-    names = [group.label for group in groups] if len(groups) <= 3 else [f"{len(groups)} configurations"]
-    return f"{', '.join(names)} on {', '.join(data)}"
 
 
 def pictures(groups: Groups) -> dict[str, dict[str, str]]:

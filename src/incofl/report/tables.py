@@ -7,10 +7,10 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from incofl.analysis.runs import plain
+from incofl.analysis.runs import RecordedRun, plain
 from incofl.config import Config
 from incofl.costs import Cost, human
-from incofl.report.runs import Groups, ReportedRun, interval
+from incofl.report.runs import Groups, interval
 
 NONE = "\N{EN DASH}"
 in_bytes = partial(human, unit="B")
@@ -35,7 +35,7 @@ def results(groups: Groups) -> list[Line]:
     return lines
 
 
-def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str, str]:
+def _result(name: str, runs: Sequence[RecordedRun], groups: Groups) -> dict[str, str]:
     def shown(values: Iterable[float | None]) -> str:
         scale, form = (100, ".1f") if groups.metric[1] == "percent" else (1, ".3g")
         found = interval(values) or ()
@@ -67,13 +67,13 @@ def duration(seconds: float) -> str:
 def similarity(groups: Groups) -> list[list[Line]]:
     """Returns the mean CKA between client models by depth, as ``incofl analyze`` found it; a table per model."""
     known = defaultdict[tuple[str, ...], list[Line]](list)
-    for run in groups.runs:
+    for run, (label, index) in groups.labels.items():
         found = run.json("analysis/similarity.json")
         if points := tuple(map(str, found.get("points") or [])):
             values = dict(zip(points, found.get("mean_by_depth") or [], strict=False))
             values["r with accuracy"] = found.get("correlation", {}).get(points[-1], {}).get("pearson")
             cells = {name: NONE if value is None else f"{value:.3f}" for name, value in values.items()}
-            known[points].append(Line({"run": run.label} | cells, run.index))
+            known[points].append(Line({"run": label} | cells, index))
     return list(known.values())
 
 
@@ -106,16 +106,20 @@ def _size(cost: Cost, clients: int) -> Line:
 
 def rejected(groups: Groups) -> list[Line]:
     """Returns every upload that was not accepted, and why."""
-    every = ((run, row, entry) for run in groups.runs for row in run.rows for entry in row["rejected"])
-    return [Line({"run": run.label, "round": row["round"]} | entry, run.index) for run, row, entry in every]
+    return [
+        Line({"run": label, "round": row["round"]} | entry, index)
+        for run, (label, index) in groups.labels.items()
+        for row in run.rows
+        for entry in row["rejected"]
+    ]
 
 
 def nodes(groups: Groups) -> list[Line]:
     """Returns a line per node and client, over its rounds."""
     found = defaultdict[tuple[int, int, str], list[dict[str, Any]]](list)
-    for run in groups.runs:
+    for run, (_, index) in groups.labels.items():
         for node in (node for row in run.rows for node in row.get("nodes") or []):
-            found[run.index, int(node.get("client", -1)), str(node.get("node", NONE))].append(node)
+            found[index, int(node.get("client", -1)), str(node.get("node", NONE))].append(node)
     columns: dict[str, tuple[str, Callable[[list[float]], float], Callable[[float], str]]] = {
         "mean time": ("seconds", fmean, duration),
         "mean CPU time": ("cpu_seconds", fmean, duration),
@@ -145,7 +149,7 @@ def configs(groups: Groups) -> tuple[list[Line], list[Line]]:
 def environments(groups: Groups) -> list[Line]:
     """Returns what the runs were computed with."""
 
-    def found(run: ReportedRun) -> dict[str, Any]:
+    def found(run: RecordedRun) -> dict[str, Any]:
         facts = run.json("environment.json")
         again = facts.pop("resumed", [])
         others = [key for key in facts if any(later.get(key) != facts[key] for later in again)]
@@ -154,7 +158,7 @@ def environments(groups: Groups) -> list[Line]:
     return _facts(groups, found, dict.fromkeys(key for run in groups.runs for key in found(run)))
 
 
-def _facts(groups: Groups, found: Callable[[ReportedRun], dict[str, Any]], keys: Iterable[str]) -> list[Line]:
+def _facts(groups: Groups, found: Callable[[RecordedRun], dict[str, Any]], keys: Iterable[str]) -> list[Line]:
     """Returns some facts of the runs, a column for each group; those that differ are marked."""
     columns = {group.label if len(groups) > 1 else "value": [found(run) for run in group.runs] for group in groups}
     lines = []
