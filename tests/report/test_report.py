@@ -132,6 +132,12 @@ def test_looks_and_axes_of_the_figures(runs: Path, tmp_path: Path) -> None:
     assert [trace["line"].get("dash") for trace in accuracy["data"]] == ["solid", None, None, "dash"]
     assert accuracy["layout"]["hovermode"] == "x unified"
     assert not accuracy["layout"]["showlegend"]
+    assert found["drawn"]["figure-levels-last-0"]["layout"]["yaxis"]["range"] == [0, 1]
+    panels = [found["drawn"][f"figure-levels-{at}"] for at in range(3)]
+    values = [value for panel in panels for trace in panel["data"] for value in trace["y"]]
+    for low, high in (panel["layout"]["yaxis"]["range"] for panel in panels):  # the same for all, with some room
+        assert 0 <= low <= min(values) <= max(values) < high < max(values) + 0.1
+    assert [plot["layout"]["height"] for plot in (accuracy, panels[0])] == [340, 250]
     cohorts = found["drawn"]["figure-cohorts-0"]
     assert {trace["mode"] for trace in cohorts["data"]} == {"markers"}
     assert cohorts["layout"]["showlegend"]
@@ -204,7 +210,7 @@ def test_another_metric_is_named_and_not_in_percent(tmp_path: Path) -> None:
     assert "<dt>best</dt><dd>1.25</dd>" in markup(make_page(groups))
     accuracy, _ = of_section("curves", groups)
     assert (accuracy.title, accuracy.unit) == ("Test rmse", "number")
-    assert by_level(groups)[0].panels[0].range is None
+    assert "range" not in drawn(make_page(groups), tmp_path)["drawn"]["figure-levels-last-0"]["layout"]["yaxis"]
     assert "in percent" not in markup(make_page(groups))
 
 

@@ -37,8 +37,6 @@ class Panel:
     curves: Sequence[Curve]
     y: str  # label of the vertical axis
     title: str = ""
-    height: int = 340
-    range: Sequence[float] | None = None  # of the vertical axis
     bars: Sequence[str] = ()  # their names in order
 
 
@@ -53,7 +51,6 @@ class Figure:
     unit: Unit = "number"
     kind: Literal["lines", "bars", "dots"] = "lines"
     x: str = "round"  # label of the horizontal axis
-    wide: bool = False
 
 
 def digits(values: Iterable[float]) -> list[float]:
@@ -144,7 +141,7 @@ def of_section(section: str, groups: Groups) -> list[Figure]:
 
 def by_level(groups: Groups) -> list[Figure]:
     """Draws the accuracy (or other metric) of each level: bars of the last evaluations, and curves."""
-    columns, wide, (metric, unit), how = [], len(groups) > 1, groups.metric, groups.measure
+    columns, (metric, unit), how = [], groups.metric, groups.measure
     names = {level: f"level {level}" for level in groups.levels}  # the smallest first, whichever run comes first
     for group in groups:
         known = {name: one for k, name in names.items() if (one := interval(run.tail(k) for run in group.runs))}
@@ -153,19 +150,15 @@ def by_level(groups: Groups) -> list[Figure]:
         columns.append(Curve(group.label, group.index, list(known), means, half, group.index))
     whiskers = " Whiskers: 95 % confidence interval (Student's t over seeds)." * groups.several
     y, title = f"test {metric}", f"{metric.capitalize()} by level"
-    panels = [Panel(columns, y, range=[0, 1] if unit == "percent" else None, bars=list(names.values()))]
-    caption = f"Test {metric}, {how}.{whiskers}"
-    bars = Figure("levels-last", f"{title}, {how}", caption, panels, unit, "bars", "level", wide)
+    panels = [Panel(columns, y, bars=list(names.values()))]
+    bars = Figure("levels-last", f"{title}, {how}", f"Test {metric}, {how}.{whiskers}", panels, unit, "bars", "level")
     lines = {level: curves(groups, methodcaller("level", level)) for level in names}
-    if wide:
-        values = [value for found in lines.values() for curve in found for value in curve.y] or [0, 1]
-        room = 0.05 * (max(values) - min(values))
-        same = [max(0, min(values) - room), max(values) + room]
-        panels = [Panel(found, y, names[level], 250, same) for level, found in lines.items()]
+    if len(groups) > 1:
+        panels = [Panel(found, y, names[level]) for level, found in lines.items()]
     else:
         panels = [Panel([Curve(names[k], k, found[-1].x, found[-1].y) for k, found in lines.items() if found], y)]
     note = "Level 0 is the smallest model, the last one the server model."
-    return [bars, Figure("levels", f"{title} over the rounds", note, panels, unit, wide=wide)]
+    return [bars, Figure("levels", f"{title} over the rounds", note, panels, unit)]
 
 
 def cohorts(groups: Groups) -> Figure:
@@ -178,7 +171,7 @@ def cohorts(groups: Groups) -> Figure:
     caption = f"A mark is a client's turn, coloured by its level; a cross is a rejected upload.{shared}{more}"
     shown = list(known.values())[:SCHEDULES]
     panels = [_turns(same[0], ", ".join(groups.labels[run][0] for run in same)) for same in shown]
-    return Figure("cohorts", "Who took part", caption, panels, kind="dots", wide=True)
+    return Figure("cohorts", "Who took part", caption, panels, kind="dots")
 
 
 def _turns(run: RecordedRun, title: str) -> Panel:
@@ -194,4 +187,4 @@ def _turns(run: RecordedRun, title: str) -> Panel:
         own = [turn for turn in turns if turn[0] == look]
         name = "rejected" if look == BAD else f"level {look}"
         dots.append(Curve(name, look, [round for _, round, _ in own], [client for *_, client in own]))
-    return Panel(dots, "client", title, 380)
+    return Panel(dots, "client", title)
