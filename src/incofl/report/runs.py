@@ -10,8 +10,6 @@ from incofl.analysis.runs import Folders, RecordedRun, by_seed, find_runs
 from incofl.statistics import mean_and_half_width, tail_name
 
 Unit = Literal["number", "percent", "bytes"]
-
-
 Series = Callable[[RecordedRun], Iterable[float | None]]  # a value for each round, where it is known
 Points = tuple[list[float], list[float]]
 
