@@ -53,7 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordedRun]:
         ("plain", "method=heteroavg"),
     ):
         run(tiny_config("cohort=10", *overrides), folder / name)
-    return {name: RecordedRun.open(folder / name) for name in ("with", "without", "noise", "plain")}
+    return {name: RecordedRun(folder / name) for name in ("with", "without", "noise", "plain")}
 
 
 def test_without_optimisation_theta_is_one(runs: dict[str, RecordedRun]) -> None:

@@ -55,7 +55,7 @@ def test_a_turn_computed_again_gives_the_same_bits(
     sent = record(
         tiny_config(f"method={method}", "data.limit=150", "rounds=3", *extra), tmp_path / "longer", monkeypatch
     )
-    replay = Replay(RecordedRun.open(tmp_path / "run"))
+    replay = Replay(RecordedRun(tmp_path / "run"))
     server = replay.server(2)
     again = 0
     for (round, client), upload in sent.items():
@@ -69,7 +69,7 @@ def test_a_turn_computed_again_gives_the_same_bits(
 
 def test_the_model_of_a_client_is_what_it_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = record(tiny_config("data.limit=150", "rounds=2", "record.every=1"), tmp_path, monkeypatch)
-    replay = Replay(RecordedRun.open(tmp_path))
+    replay = Replay(RecordedRun(tmp_path))
     (_, client), upload = next(entry for entry in sent.items() if entry[0][0] == 1)
     server, member = replay.server(1), Member(client, upload.level)
     model = replay.model(server, member)
@@ -85,7 +85,7 @@ def test_earlier_rounds_of_clients_that_remember_are_refused(tmp_path: Path) -> 
     """Before the first round they remember nothing, after the last it is on disk, in between it is not."""
     config = tiny_config("method=heteromoon", "data.limit=150", "rounds=2", "record.every=1")
     run_federation(config, tmp_path)
-    run = RecordedRun.open(tmp_path)
+    run = RecordedRun(tmp_path)
     replay = Replay(run)
     assert (run.recorded, replay.rounds) == ([0, 1, 2], [0, 2])
     with pytest.raises(RunError, match="heteromoon remembered after round 1 is not on disk, expected one of"):
@@ -108,7 +108,7 @@ def test_clients_are_chosen_evenly_over_the_levels() -> None:
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     out = tmp_path_factory.mktemp("tiny") / "run"
     run_federation(tiny_config("data.limit=200", "rounds=4", "record.every=1"), out)
-    return RecordedRun.open(out)
+    return RecordedRun(out)
 
 
 def test_a_run(tiny_run: RecordedRun) -> None:
@@ -151,7 +151,7 @@ def test_every_family(model: str, tmp_path: Path) -> None:
     """Models of one stage are compared after every block that all sizes have."""
     write_shakespeare(tmp_path)
     run_federation(family_config(model, tmp_path, "rounds=1"), tmp_path / "run")
-    run = RecordedRun.open(tmp_path / "run")
+    run = RecordedRun(tmp_path / "run")
     found = similarity(run, FEW)
     smallest = run.federation.splitter.depths[0]
     blocks = [block for stage, kept in zip(run.layout.stages, smallest, strict=True) for block in stage[:kept]]
@@ -162,7 +162,7 @@ def test_every_family(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedrolex", "scalefl", "inclusivefl", "alllarge"])
 def test_every_kind_of_splitting(method: str, tmp_path: Path) -> None:
     run_federation(tiny_config(f"method={method}", "data.limit=150", "rounds=1"), tmp_path)
-    found = similarity(RecordedRun.open(tmp_path), FEW)
+    found = similarity(RecordedRun(tmp_path), FEW)
     assert np.isfinite(found.cka).all()
     # The smallest level of ScaleFL ends within the first stage.
     assert found.points == (("layer1",) if method == "scalefl" else ("layer1", "layer2"))
@@ -173,7 +173,7 @@ def test_padding_of_texts_does_not_count(tmp_path: Path) -> None:
     config = {"name": "sst2", "root": str(tmp_path), "clients": 4}
     settings = {"rounds": 1, "cohort": 2, "data": config, "model": {"name": "tiny-lstm"}, "local": {"epochs": 1}}
     run_federation(settings, tmp_path / "run")
-    found = similarity(RecordedRun.open(tmp_path / "run"), FEW)
+    found = similarity(RecordedRun(tmp_path / "run"), FEW)
     assert np.isfinite(found.cka).all()
     output = torch.arange(12.0).view(1, 3, 4)
     held = torch.tensor([[True, True, False]])
@@ -211,7 +211,8 @@ def test_runs_that_differ_in_the_seed_alone_belong_together(tmp_path: Path) -> N
         folder = RunFolder(tmp_path / name)
         folder.path.mkdir()
         folder.save_config(tiny_config(*overrides))
-        return RecordedRun(folder)
+        folder.append({"round": 1})
+        return RecordedRun(folder.path)
 
     runs = [
         saved(f"{method}-s{seed}", f"method={method}", f"seed={seed}", f"rounds={seed + 1}")

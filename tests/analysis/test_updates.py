@@ -235,7 +235,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordedRun]
         ("sparse", "method=heteroavg", "record.every=2", "rounds=4"),
     ):
         run(tiny_config("cohort=10", *overrides), folder / name)
-    return {name: RecordedRun.open(folder / name) for name in ("hetero", "separate", "sparse")}
+    return {name: RecordedRun(folder / name) for name in ("hetero", "separate", "sparse")}
 
 
 def test_updates_of_a_run_add_up_to_its_whole_way(recorded: dict[str, RecordedRun]) -> None:
@@ -287,7 +287,7 @@ def test_layers_with_too_few_elements_have_no_distribution(tmp_path: Path) -> No
     """The norms of a tiny ViT have 32 elements."""
     run(tiny_config("method=heteroavg", "model.name=tiny-vit", "model.patch=2", "record.every=1"), tmp_path / "vit")
     with pytest.raises(RunError, match="no deep layer and its shallow counterpart with at least 64 elements"):
-        figures([RecordedRun.open(tmp_path / "vit")], tmp_path)
+        figures([RecordedRun(tmp_path / "vit")], tmp_path)
 
 
 def test_two_settings_against_each_other(recorded: dict[str, RecordedRun], tmp_path: Path) -> None:

@@ -19,19 +19,19 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_which_rounds(kept: Path) -> None:
-    assert RecordedRun.open(kept).recorded == [0, 2, 3, 4, 5]
+    assert RecordedRun(kept).recorded == [0, 2, 3, 4, 5]
 
 
 def test_a_kept_state_is_that_of_a_shorter_run(kept: Path, tmp_path: Path) -> None:
     run(tiny_config("rounds=3"), tmp_path)
-    ours, theirs = RecordedRun.open(kept).server(3), RecordedRun.open(tmp_path).server()
+    ours, theirs = RecordedRun(kept).server(3), RecordedRun(tmp_path).server()
     assert (ours.round, theirs.round) == (3, 3)
     assert all(torch.equal(ours.shared[name], theirs.shared[name]) for name in theirs.shared)
     assert ours.private.keys() == theirs.private.keys()
 
 
 def test_the_first_is_the_start(kept: Path) -> None:
-    opened = RecordedRun.open(kept)
+    opened = RecordedRun(kept)
     start = opened.federation.start()
     assert all(torch.equal(opened.server(0).shared[name], start.shared[name]) for name in start.shared)
 
@@ -39,22 +39,18 @@ def test_the_first_is_the_start(kept: Path) -> None:
 def test_a_run_may_start_to_keep_states_when_it_is_resumed(tmp_path: Path) -> None:
     run(tiny_config("rounds=1"), tmp_path)
     run(tiny_config("rounds=3", "record.every=1"), tmp_path, resume=True)
-    assert RecordedRun.open(tmp_path).recorded == [2, 3]
+    assert RecordedRun(tmp_path).recorded == [2, 3]
 
 
 def test_a_round_that_was_not_kept(kept: Path) -> None:
     with pytest.raises(RunError, match=r"round 1 was not recorded, only 0, 2, 3, 4, 5"):
-        RecordedRun.open(kept).server(1)
+        RecordedRun(kept).server(1)
 
 
 def test_finding_runs(kept: Path, tmp_path: Path) -> None:
-    assert (
-        [found.name for found in find_runs([kept], RecordedRun)]
-        == [found.name for found in find_runs([kept.parent], RecordedRun)]
-        == ["kept"]
-    )
+    assert [found.name for found in find_runs([kept])] == [found.name for found in find_runs([kept.parent])] == ["kept"]
     with pytest.raises(RunError, match="holds no run"):
-        find_runs([tmp_path], RecordedRun)
+        find_runs([tmp_path])
 
 
 def test_a_window_that_ends_before_it_begins() -> None:

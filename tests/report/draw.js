@@ -1,5 +1,5 @@
-// Runs the script of a report without a browser: what it asks plotly.js to draw, and the tables below the figures.
-// usage: node draw.js PAGE.html  (prints JSON: by plot its data and layout, by figure its tables)
+// Runs the script of a report without a browser: what it asks plotly.js to draw and says of it, and the tables below.
+// usage: node draw.js PAGE.html  (prints JSON: by plot its data, layout and words, by figure its tables)
 "use strict";
 const { readFileSync } = require("fs");
 const vm = require("vm");
@@ -14,6 +14,7 @@ class Element {
     this.classList = { contains: () => false, toggle: () => {} };
   }
   addEventListener(kind, hear) { this.heard[kind] = hear; }
+  setAttribute(name, value) { this[name] = value; }
   querySelector(selector) { return this.parts[selector] ??= new Element(); }
   append(...more) { this.children.push(...more); }
   appendChild(child) { this.children.push(child); return child; }
@@ -34,7 +35,7 @@ vm.runInNewContext(script, {
     documentElement: new Element(), body: new Element(), getElementById: find,
     createElement: () => new Element(), querySelectorAll: () => [],
   },
-  Plotly: { react: (plot, data, layout) => { drawn[plot.id] = { data, layout }; } },
+  Plotly: { react: (plot, data, layout) => { drawn[plot.id] = { data, layout, words: plot["aria-label"] }; } },
   IntersectionObserver: class {
     constructor(see) { this.see = see; }
     observe(target) { this.see([{ target, isIntersecting: true }]); }

@@ -132,6 +132,12 @@ def test_looks_and_axes_of_the_figures(runs: Path, tmp_path: Path) -> None:
     assert [trace["line"].get("dash") for trace in accuracy["data"]] == ["solid", None, None, "dash"]
     assert accuracy["layout"]["hovermode"] == "x unified"
     assert not accuracy["layout"]["showlegend"]
+    assert found["drawn"]["figure-levels-last-0"]["layout"]["yaxis"]["range"] == [0, 1]
+    panels = [found["drawn"][f"figure-levels-{at}"] for at in range(3)]
+    values = [value for panel in panels for trace in panel["data"] for value in trace["y"]]
+    for low, high in (panel["layout"]["yaxis"]["range"] for panel in panels):  # the same for all, with some room
+        assert 0 <= low <= min(values) <= max(values) < high < max(values) + 0.1
+    assert [plot["layout"]["height"] for plot in (accuracy, panels[0])] == [340, 250]
     cohorts = found["drawn"]["figure-cohorts-0"]
     assert {trace["mode"] for trace in cohorts["data"]} == {"markers"}
     assert cohorts["layout"]["showlegend"]
@@ -180,7 +186,7 @@ def test_the_mean_is_of_the_rounds_that_all_seeds_have(tmp_path: Path) -> None:
     assert bars.y == pytest.approx([0.85] * 3)
     assert bars.half == pytest.approx([12.7062047364 * 0.05] * 3, rel=1e-4)
     assert "95 % confidence interval (Student's t over seeds)" in by_level(groups)[0].caption
-    assert "<td>85.0 ± 63.5</td>" in tables.results(groups)
+    assert "<td>85.0 ± 63.5</td>" in markup(make_page(groups))
 
 
 def test_the_measure_is_named(tmp_path: Path) -> None:
@@ -188,11 +194,11 @@ def test_the_measure_is_named(tmp_path: Path) -> None:
     folder_of(tmp_path / "long", [0.1] * 50 + [0.2] * 10)
     folder_of(tmp_path / "short", [0.1] * 12 + [0.4] * 3)
     long, short = read_groups([tmp_path / "long"]), read_groups([tmp_path / "short"])
-    assert "<dt>mean of rounds 51-60</dt><dd>20.0</dd>" in tables.results(long)
-    assert "<dt>mean of rounds 13-15</dt><dd>40.0</dd>" in tables.results(short)
+    assert "<dt>mean of rounds 51-60</dt><dd>20.0</dd>" in markup(make_page(long))
+    assert "<dt>mean of rounds 13-15</dt><dd>40.0</dd>" in markup(make_page(short))
     folder_of(tmp_path / "seeds" / "0", [0.1] * 12 + [0.4] * 3)
     folder_of(tmp_path / "seeds" / "1", [0.1] * 12 + [0.4] * 3, "seed=1")
-    assert '<th scope="col">mean of rounds 13-15</th>' in tables.results(read_groups([tmp_path / "seeds"]))
+    assert '<th scope="col">mean of rounds 13-15</th>' in markup(make_page(read_groups([tmp_path / "seeds"])))
     assert by_level(short)[0].title == "Accuracy by level, mean of rounds 13-15"
     assert by_level(short)[0].panels[0].curves[0].y == [0.4] * 3
 
@@ -201,10 +207,10 @@ def test_another_metric_is_named_and_not_in_percent(tmp_path: Path) -> None:
     """RMSE: lower is better."""
     path = folder_of(tmp_path / "r", [3.0, 1.25, 1.5], "task.name=regression")
     groups = read_groups([path])
-    assert "<dt>best</dt><dd>1.25</dd>" in tables.results(groups)
+    assert "<dt>best</dt><dd>1.25</dd>" in markup(make_page(groups))
     accuracy, _ = of_section("curves", groups)
     assert (accuracy.title, accuracy.unit) == ("Test rmse", "number")
-    assert by_level(groups)[0].panels[0].range is None
+    assert "range" not in drawn(make_page(groups), tmp_path)["drawn"]["figure-levels-last-0"]["layout"]["yaxis"]
     assert "in percent" not in markup(make_page(groups))
 
 
@@ -230,8 +236,8 @@ def test_accuracy_against_bytes(tmp_path: Path) -> None:
     (curve,) = figures["accuracy-bytes"].panels[0].curves
     assert (curve.x, curve.y) == ([30, 60, 90], [0.2, 0.4, 0.6])
     assert figures["bytes"].panels[0].curves[0].y == [30, 30, 30]
-    total = figures["bytes-total"]
-    assert total.describe(total.panels[0]) == "Bytes in total. incoavg: 90 B at round 3."
+    words = drawn(make_page(groups), tmp_path)["drawn"]["figure-bytes-total-0"]["words"]
+    assert words == "Bytes in total. incoavg: 90 bytes at round 3."
 
 
 def test_runs_of_a_method_are_told_apart_by_their_keys(tmp_path: Path) -> None:
@@ -305,9 +311,12 @@ def test_similarity_as_it_was_analysed(tmp_path: Path) -> None:
     found["correlation"] = {"a": {"pearson": 1.0}, "b": {"pearson": 0.25, "spearman": None, "points": 2}}
     (path / "analysis").mkdir()
     (path / "analysis" / "similarity.json").write_text(json.dumps(found))
-    text = tables.similarity(read_groups([path]))
-    assert re.findall(r'<th scope="col">(.*?)</th>', text) == ["run", "a", "b", "r with accuracy"]
-    assert re.findall(r"<td>(.*?)</td>", text) == ["0.900", "\N{EN DASH}", "0.250"]
+    ((line,),) = tables.similarity(groups := read_groups([path]))
+    cells = {"run": "incoavg", "a": "0.900", "b": "\N{EN DASH}", "r with accuracy": "0.250"}
+    assert line.cells == cells
+    text = markup(make_page(groups)).partition("Mean CKA between client models")[2].partition("</table>")[0]
+    assert re.findall(r'<th scope="col">(.*?)</th>', text) == list(cells)
+    assert re.findall(r"<td>(.*?)</td>", text) == list(cells.values())[1:]
 
 
 def test_pictures_of_the_analyses_are_on_the_page(tmp_path: Path) -> None:
@@ -332,14 +341,15 @@ def test_the_cohorts_and_who_was_rejected(tmp_path: Path) -> None:
     rows = RunFolder(path).rows()
     rows[0]["rejected"] = [{"client": 9, "reason": "not finite"}]
     RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
-    figure = cohorts(read_groups([path]))
+    groups = read_groups([path])
+    figure = cohorts(groups)
     assert [(dots.name, dots.x, dots.y) for dots in figure.panels[0].curves] == [
         ("level 0", [1], [0]),
         ("level 1", [1], [5]),
         ("rejected", [1], [9]),
     ]
     said = "Who took part, incoavg. level 0: 1 mark(s); level 1: 1 mark(s); rejected: 1 mark(s)."
-    assert figure.describe(figure.panels[0]) == said
+    assert drawn(make_page(groups), tmp_path)["drawn"]["figure-cohorts-0"]["words"] == said
     rows[0]["nodes"] = [{"client": 5, "level": 2}]  # what a node got, whatever the config gives its number
     RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
     figure = cohorts(read_groups([path]))

@@ -127,7 +127,7 @@ def analyze(
         objects: the objects that the runs were made from, if any: ``model``, ``data``, ``method``, ``task``; a list
             where runs differ, as the methods of a comparison.
     """
-    runs = find_runs(folders, RecordedRun, objects)
+    runs = find_runs(folders, objects)
     place = default_out(runs) if out is None else Path(out).expanduser()
     wanted = [name for name in NAMES if name != "environments" or len(by_seed(runs)) > 1] if only is None else only
     for name in wanted or [""]:
@@ -136,28 +136,22 @@ def analyze(
     with needs_extra("analysis", "analyze"):
         importlib.import_module("matplotlib")
         importlib.import_module("sklearn")
-    options, found, problems = Options(clients, examples, round, history, watch), [], {}
+    options, found, problems = Options(clients, examples, round, history, watch), [], []
     for name in (name for name in NAMES if name in wanted):
         try:
             findings: Findings = importlib.import_module(f"incofl.analysis.{name}").figures(runs, place, options)
         except IncoflError as problem:
-            problems[name] = problem
-        else:
-            findings.missing = [f"{name}: {line}" for line in findings.missing]
-            watch(findings)
-            found.append(findings)
-    if not found:
-        raise next(iter(problems.values()))
-    if problems:
-        found.append(Findings(missing=[f"{name}: {problem}" for name, problem in problems.items()]))
-        watch(found[-1])
+            problems.append(problem)
+            findings = Findings(missing=[str(problem)])
+        findings.missing = [f"{name}: {line}" for line in findings.missing]
+        watch(findings)
+        found.append(findings)
+    if len(problems) == len(found):
+        raise problems[0]
     return found
 
 
 def default_out(runs: Sequence[RecordedRun]) -> Path:
     """Returns where comparisons go: beside the runs; of a single run, into its own folder."""
-    first, *others = [run.path for run in runs]
-    return (
-        Path(os.path.commonpath([path.absolute().parent for path in (first, *others)]) if others else first)
-        / "analysis"
-    )
+    paths = [run.path.absolute() for run in runs]
+    return Path(os.path.commonpath([path.parent for path in paths]) if len(paths) > 1 else paths[0]) / "analysis"

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes as Axes
-else:
-    Axes = Any
+    from matplotlib.axes import Axes
 
 # Okabe and Ito's colours can be told apart with any colour vision; markers say the same again.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#000000", "#8A7F00")
@@ -35,7 +33,7 @@ STYLE: dict[Any, Any] = {
 @contextmanager
 def drawn(
     path: Path, title: str, size: tuple[float, float], count: int = 1, columns: int = 4, **subplots: Any
-) -> Iterator[list[Axes]]:
+) -> Iterator[list["Axes"]]:
     """Gives ``count`` panels of a size in inches; in the end drops the empty ones, adds the legend and writes a PNG."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -67,7 +65,7 @@ def short(name: str) -> str:
     return name.removesuffix(".weight")
 
 
-def layer_axis(axes: Axes, names: Sequence[str]) -> None:
+def layer_axis(axes: "Axes", names: Sequence[str]) -> None:
     """Puts layers on the vertical axis, from top to bottom."""
     axes.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
     axes.set_ylim(len(names) - 0.5, -0.5)

@@ -3,42 +3,40 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from statistics import fmean
+from typing import Any
 
-from incofl.config import UNBOUND, Config, load_config, read_toml
+from incofl.config import UNBOUND, Config, find_parts, load_config, read_toml
 from incofl.config.resolve import OBJECTS, name_of
 from incofl.config.schema import flat
 from incofl.engine.build import build, outline
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint
 from incofl.engine.federation import Federation
-from incofl.engine.run_folder import RunFolder
-from incofl.errors import RunError
+from incofl.engine.run_folder import Row, RunFolder, summarise
+from incofl.errors import IncoflError, RunError
 from incofl.layout import Layout
 from incofl.server import Server
+from incofl.statistics import tail
+from incofl.task import CLASSIFICATION, TASKS, Task
 
 
 class RecordedRun:
-    """A run folder: its config and rounds; model, data and states are read when they are first asked for."""
+    """A run with a finished round: its config and rounds; the rest is read when it is first asked for."""
 
-    def __init__(self, folder: RunFolder, objects: Mapping[str, Any] | None = None) -> None:
-        self.folder, self.path, self.name, self.rows = folder, folder.path, folder.path.name, folder.rows()
-        # By dotted key; unlike the config they can be read without the objects that they name.
-        self.values = flat(read_toml(folder.config))
-        self.seed, self.method, self.objects = int(self.values["seed"]), str(self.values["method"]), objects or {}
-
-    @classmethod
-    def open(cls, path: str | Path, objects: Mapping[str, Any] | None = None) -> Self:
-        """Opens a run folder; refuses one without a run or without a finished round."""
-        folder, hint = RunFolder(Path(path)), "expected the folder of a run (incofl run --out, or out= in Python)"
-        if not folder.path.is_dir():
-            raise RunError(f"{path}: no such folder, {hint}")
-        if not folder.config.exists():
-            raise RunError(f"{path}: holds no run, {hint}")
-        if not folder.rows():
+    def __init__(self, path: str | Path, objects: Mapping[str, Any] | None = None) -> None:
+        self.folder, self.path, self.objects = RunFolder(Path(path)), Path(path), objects or {}
+        self.name, self.rows = self.path.name, self.folder.rows()
+        if not self.folder.config.exists():
+            what = "holds no run" if self.path.is_dir() else "no such folder"
+            raise RunError(f"{path}: {what}, expected the folder of a run (incofl run --out, or out= in Python)")
+        if not self.rows:
             raise RunError(f"{path}: holds no finished round; continue it (--resume, or resume=True in Python)")
-        return cls(folder, objects)
+        # By dotted key; unlike the config they can be read without the objects that they name.
+        self.values = flat(read_toml(self.folder.config))
+        self.seed, self.method = int(self.values["seed"]), str(self.values["method"])
 
     @cached_property
     def config(self) -> Config:
@@ -77,12 +75,68 @@ class RecordedRun:
         path = self.folder.checkpoint if round is None or round == last else self.folder.snapshot(round)
         return load_checkpoint(path, self.outline.start()).server
 
+    def json(self, name: str) -> dict[str, Any]:
+        """Reads a file of the folder; empty if it is missing or half written."""
+        try:
+            return dict(json.loads((self.path / name).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return {}
 
-AnyRun = TypeVar("AnyRun", bound=RecordedRun)
+    @cached_property
+    def federation_or_reason(self) -> Federation | str:
+        """The federation without its data, or why it cannot be built here."""
+        try:
+            return self.outline
+        except (IncoflError, ImportError) as problem:  # the user's own model may not be there any more
+            return str(problem)
+
+    @cached_property
+    def levels(self) -> list[int]:
+        """The levels that were evaluated, smallest first; without a summary they follow from the rows."""
+        if written := self.json("summary.json").get("levels"):
+            return list(written)
+        count, federation = max(len(row["accuracy_by_level"] or []) for row in self.rows), self.federation_or_reason
+        used = [] if isinstance(federation, str) else federation.levels_in_use
+        return used if len(used) == count else list(range(count))
+
+    @cached_property
+    def task(self) -> Task:
+        """The task; in place of an object that only its script has, one with a metric of the same name."""
+        try:
+            return find_parts(self.config).task
+        except (IncoflError, ImportError):
+            name = str(self.json("summary.json").get("metric", "accuracy"))
+            unknown = replace(CLASSIFICATION, metrics={name: CLASSIFICATION.all_metrics["accuracy"]})
+            return next((task for task in TASKS.values() if task.first == name), unknown)
+
+    @cached_property
+    def judged(self) -> list[Row]:
+        """The evaluations by which the run is judged."""
+        evaluated = [row for row in self.rows if row["accuracy"] is not None]
+        return tail(evaluated) if evaluated else []
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The result so far; the summary on disk may be of an earlier interruption."""
+        written = self.json("summary.json")
+        status = str(written.get("status")) if written.get("rounds") == len(self.rows) else "unfinished"
+        return summarise(self.rows, self.method, self.seed, self.task, self.levels, status)
+
+    def level(self, level: int, rows: Sequence[Row] | None = None) -> list[float | None]:
+        """Returns the metric of a level in some rounds or all; unknown if the run has no such level."""
+        by_level = [row["accuracy_by_level"] or [] for row in (self.rows if rows is None else rows)]
+        return [dict(zip(self.levels, values, strict=False)).get(level) for values in by_level]
+
+    def tail(self, level: int) -> float | None:
+        """Returns the metric of a level by the evaluations by which the run is judged."""
+        values = [value for value in self.level(level, self.judged) if value is not None]
+        return fmean(values) if values else None
+
+
 Folders = str | Path | Sequence[str | Path]
 
 
-def find_runs(folders: Folders, kind: type[AnyRun], objects: Mapping[str, Any] | None = None) -> list[AnyRun]:
+def find_runs(folders: Folders, objects: Mapping[str, Any] | None = None) -> list[RecordedRun]:
     """Opens the runs in some folders: each is a run folder, or holds run folders, of which the begun ones count."""
     found: dict[Path, None] = {}
     for path in (Path(each).expanduser() for each in ([folders] if isinstance(folders, str | Path) else folders)):
@@ -91,7 +145,7 @@ def find_runs(folders: Folders, kind: type[AnyRun], objects: Mapping[str, Any] |
         if inside and not begun:
             raise RunError(f"{path}: holds {len(inside)} run folder(s) but no finished round, expected at least one")
         found |= dict.fromkeys(begun or [path])
-    return [kind.open(path, objects) for path in found]
+    return [RecordedRun(path, objects) for path in found]
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -99,13 +153,13 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def by_seed(runs: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
+def by_seed(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Groups the runs that differ in the seed alone; labels are methods, with up to three keys that tell them apart."""
     binding = {run: {key: v for key, v in run.values.items() if key not in UNBOUND and key != "seed"} for run in runs}
-    groups: dict[str, list[AnyRun]] = {}
+    groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(binding[run], sort_keys=True, default=str), []).append(run)
-    labelled: dict[str, list[AnyRun]] = {}
+    labelled: dict[str, list[RecordedRun]] = {}
     for number, group in enumerate(groups.values(), start=1):
         method, mine = group[0].method, binding[group[0]]
         rivals = [other.values for other in runs if other.method == method]

@@ -8,11 +8,10 @@ from operator import methodcaller
 from statistics import fmean, median
 from typing import Any, Literal
 
-from incofl.costs import human
+from incofl.analysis.runs import RecordedRun
 from incofl.engine.run_folder import Row
-from incofl.report.runs import Group, Groups, Points, ReportedRun, Series, Unit, interval
+from incofl.report.runs import Group, Groups, Points, Series, Unit, interval
 
-NONE = "\N{EN DASH}"
 BAD = -1  # the look of what went wrong
 DOTS = 4000  # turns of clients that are drawn one by one
 SCHEDULES = 4  # panels of cohorts
@@ -38,8 +37,6 @@ class Panel:
     curves: Sequence[Curve]
     y: str  # label of the vertical axis
     title: str = ""
-    height: int = 340
-    range: Sequence[float] | None = None  # of the vertical axis
     bars: Sequence[str] = ()  # their names in order
 
 
@@ -54,22 +51,6 @@ class Figure:
     unit: Unit = "number"
     kind: Literal["lines", "bars", "dots"] = "lines"
     x: str = "round"  # label of the horizontal axis
-    wide: bool = False
-
-    def describe(self, panel: Panel) -> str:
-        """Says what a panel shows, for readers who cannot see it: the end of each curve, all bars, counts of dots."""
-        said = []
-        for curve in panel.curves:
-            places = [x if isinstance(x, str) else f"{self.x} {x:g}" for x in curve.x]
-            points = [f"{say(y, self.unit)} at {place}" for place, y in zip(places, curve.y, strict=True)]
-            shown = {"lines": points[-1:], "bars": points, "dots": [f"{len(points)} mark(s)"]}[self.kind]
-            said += [] if curve.thin else [f"{curve.name}: {', '.join(shown)}"]
-        return f"{', '.join(filter(None, (self.title, panel.title)))}. {'; '.join(said) or 'No values yet'}."
-
-
-def say(value: float, unit: Unit) -> str:
-    """Returns a number in words."""
-    return human(value, "B") if unit == "bytes" else f"{100 * value:.1f} %" if unit == "percent" else f"{value:.3g}"
 
 
 def digits(values: Iterable[float]) -> list[float]:
@@ -91,7 +72,7 @@ def curves(groups: Groups, series: Series, x_of: Series | None = None) -> list[C
     """
     limit, found = max(60, min(400, 6000 // len(groups.runs))), []  # keeps the page light
     for group in groups:
-        seeds = [Group(group.index, run.label, [run]) for run in group.runs if group.several]
+        seeds = [Group(group.index, group.label_of(run), [run]) for run in group.runs if group.several]
         main = Group(group.index, f"{group.label}, mean of {len(seeds)}" if seeds else group.label, group.runs)
         for one in [*seeds, main]:
             x, y = one.mean(series)
@@ -114,7 +95,7 @@ def over(table: str, reduce: Callable[[list[float]], float], *keys: str) -> Seri
     return lambda run: map(value, run.rows)
 
 
-def bytes_so_far(run: ReportedRun) -> Iterable[float]:
+def bytes_so_far(run: RecordedRun) -> Iterable[float]:
     """Returns the bytes up to each round."""
     return accumulate(row["bytes_up"] + row["bytes_down"] for row in run.rows)
 
@@ -160,7 +141,7 @@ def of_section(section: str, groups: Groups) -> list[Figure]:
 
 def by_level(groups: Groups) -> list[Figure]:
     """Draws the accuracy (or other metric) of each level: bars of the last evaluations, and curves."""
-    columns, wide, (metric, unit), how = [], len(groups) > 1, groups.metric, groups.measure
+    columns, (metric, unit), how = [], groups.metric, groups.measure
     names = {level: f"level {level}" for level in groups.levels}  # the smallest first, whichever run comes first
     for group in groups:
         known = {name: one for k, name in names.items() if (one := interval(run.tail(k) for run in group.runs))}
@@ -169,35 +150,32 @@ def by_level(groups: Groups) -> list[Figure]:
         columns.append(Curve(group.label, group.index, list(known), means, half, group.index))
     whiskers = " Whiskers: 95 % confidence interval (Student's t over seeds)." * groups.several
     y, title = f"test {metric}", f"{metric.capitalize()} by level"
-    panels = [Panel(columns, y, range=[0, 1] if unit == "percent" else None, bars=list(names.values()))]
-    caption = f"Test {metric}, {how}.{whiskers}"
-    bars = Figure("levels-last", f"{title}, {how}", caption, panels, unit, "bars", "level", wide)
+    panels = [Panel(columns, y, bars=list(names.values()))]
+    bars = Figure("levels-last", f"{title}, {how}", f"Test {metric}, {how}.{whiskers}", panels, unit, "bars", "level")
     lines = {level: curves(groups, methodcaller("level", level)) for level in names}
-    if wide:
-        values = [value for found in lines.values() for curve in found for value in curve.y] or [0, 1]
-        room = 0.05 * (max(values) - min(values))
-        same = [max(0, min(values) - room), max(values) + room]
-        panels = [Panel(found, y, names[level], 250, same) for level, found in lines.items()]
+    if len(groups) > 1:
+        panels = [Panel(found, y, names[level]) for level, found in lines.items()]
     else:
         panels = [Panel([Curve(names[k], k, found[-1].x, found[-1].y) for k, found in lines.items() if found], y)]
     note = "Level 0 is the smallest model, the last one the server model."
-    return [bars, Figure("levels", f"{title} over the rounds", note, panels, unit, wide=wide)]
+    return [bars, Figure("levels", f"{title} over the rounds", note, panels, unit)]
 
 
 def cohorts(groups: Groups) -> Figure:
     """Draws who took part in each round; runs with the same cohorts, as those of one seed have, are drawn once."""
-    known = defaultdict[str, list[ReportedRun]](list)
+    known = defaultdict[str, list[RecordedRun]](list)
     for run in groups.runs:
         known[repr([(row["clients"], row["rejected"]) for row in run.rows])].append(run)
     shared = " Runs of one seed share their cohorts." * (len(known) < len(groups.runs))
     more = f" The first {SCHEDULES} of {len(known)} different schedules." * (len(known) > SCHEDULES)
     caption = f"A mark is a client's turn, coloured by its level; a cross is a rejected upload.{shared}{more}"
-    panels = list(map(_turns, list(known.values())[:SCHEDULES]))
-    return Figure("cohorts", "Who took part", caption, panels, kind="dots", wide=True)
+    shown = list(known.values())[:SCHEDULES]
+    panels = [_turns(same[0], ", ".join(groups.labels[run][0] for run in same)) for same in shown]
+    return Figure("cohorts", "Who took part", caption, panels, kind="dots")
 
 
-def _turns(same: Sequence[ReportedRun]) -> Panel:
-    run, turns, dots = same[0], [], []
+def _turns(run: RecordedRun, title: str) -> Panel:
+    turns, dots = [], []
     federation = run.federation_or_reason
     step = -(-sum(len(row["clients"]) for row in run.rows) // DOTS)  # of a long run, every second, third, ... round
     for row in run.rows[:: max(1, step)]:
@@ -209,4 +187,4 @@ def _turns(same: Sequence[ReportedRun]) -> Panel:
         own = [turn for turn in turns if turn[0] == look]
         name = "rejected" if look == BAD else f"level {look}"
         dots.append(Curve(name, look, [round for _, round, _ in own], [client for *_, client in own]))
-    return Panel(dots, "client", ", ".join(run.label for run in same), 380)
+    return Panel(dots, "client", title)

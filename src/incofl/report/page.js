@@ -49,18 +49,30 @@
     tickcolor: colour("--rule"), showline: true, title: { standoff: 8, font: { size: 13 }, text }, ...format,
   });
 
-  function draw({ plot, curves, y, height, range, bars, figure: { kind, unit, x } }) {
+  // Panels of one figure have one vertical axis, bars of shares the whole one.
+  function rangeOf({ kind, unit, panels }) {
+    if (kind === "bars" && unit === "percent") return { range: [0, 1] };
+    const values = panels.flatMap(panel => panel.curves.flatMap(curve => curve.y));
+    if (kind !== "lines" || panels.length < 2 || !values.length) return {};
+    const [low, high] = values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
+    return { range: [Math.max(0, low - 0.05 * (high - low)), high + 0.05 * (high - low)] };
+  }
+  const heightOf = ({ kind, panels }) => kind === "dots" ? 380 : panels.length > 1 ? 250 : 340;
+  for (const { plot, figure } of panels) plot.style.minHeight = `${heightOf(figure)}px`;
+
+  function draw({ plot, curves, y, bars, figure }) {
+    const { kind, unit, x } = figure;
     const shown = curves.filter(curve => !hidden.has(curve.group));
     const text = { color: colour("--text"), family: getComputedStyle(document.body).fontFamily };
     const legend = { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 }, bgcolor: "rgba(0,0,0,0)" };
     const label = { bgcolor: colour("--surface"), bordercolor: colour("--muted"), font: { ...text, size: 13 }, namelength: -1 };
     const along = kind === "bars" ? { type: "category", categoryorder: "array", categoryarray: bars }
       : x === "bytes" ? formats.bytes : { hoverformat: "d" };
-    const upward = kind === "dots" ? { zeroline: false } : { ...formats[unit], ...(range ? { range } : {}) };
+    const upward = kind === "dots" ? { zeroline: false } : { ...formats[unit], ...rangeOf(figure) };
     return Plotly.react(plot, shown.map(curve => trace(curve, kind)), {
       showlegend: curves.length > 1 && curves.every(curve => curve.group === null), bargap: 0.25, barmode: "group",
       dragmode: coarse ? false : "zoom", hovermode: kind === "lines" && x === "round" ? "x unified" : "closest",
-      width: plot.clientWidth, height, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      width: plot.clientWidth, height: heightOf(figure), paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 8, r: 8, t: 12, b: 8, pad: 0 }, font: { ...text, size: 12 }, hoverlabel: label,
       xaxis: axis(kind === "bars" ? "" : x, along), yaxis: axis(y, upward), legend,
     }, { displayModeBar: false, doubleClick: "reset", showTips: false });
@@ -182,6 +194,17 @@
     for (const [first, ...rest] of body) rows.insertRow().append(cell("th", first, "row"), ...rest.map(v => cell("td", v)));
     return made;
   }
+
+  // What a panel shows, in words for readers who cannot see it: the end of each curve, all bars, counts of dots.
+  function describe(panel, { kind, unit, x, title }) {
+    const said = panel.curves.filter(curve => !curve.thin).map(curve => {
+      const places = curve.x.map(place => typeof place === "string" ? place : `${x} ${say(place)}`);
+      const points = places.map((place, i) => `${say(curve.y[i], unit)}${unit === "bytes" ? " bytes" : ""} at ${place}`);
+      return `${curve.name}: ${{ lines: points.at(-1), bars: points.join(", "), dots: `${points.length} mark(s)` }[kind]}`;
+    });
+    return `${[title, panel.title].filter(Boolean).join(", ")}. ${said.join("; ") || "No values yet"}.`;
+  }
+  for (const panel of panels) panel.plot.setAttribute("aria-label", describe(panel, panel.figure));
 
   for (const figure of figures) {
     const card = document.getElementById(`figure-${figure.id}`);

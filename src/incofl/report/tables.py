@@ -1,65 +1,47 @@
-"""The tables of the report as HTML: results, similarity, sizes, rejected uploads, nodes, configs and environments."""
+"""The tables of the report: results, similarity, sizes, rejected uploads, nodes, configs and environments."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from html import escape
+from operator import attrgetter
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from incofl.analysis.runs import plain
+from incofl.analysis.runs import RecordedRun, plain
 from incofl.config import Config
-from incofl.costs import human
-from incofl.report.figures import NONE, say
-from incofl.report.runs import Groups, ReportedRun, interval
+from incofl.costs import Cost, human
+from incofl.report.runs import Groups, interval
 
-LINES, WHOLE = 200, 40  # longer tables are cut, and say so; longer than the second they scroll
+NONE = "\N{EN DASH}"
 in_bytes = partial(human, unit="B")
-Line = tuple[Mapping[str, object], str, int | None]  # cells by their headings, class, and the group that the line is of
 
 
-def swatch(index: int) -> str:
-    """Returns the colour, dash and marker of a group, as its curves have them."""
-    use = f'<use href="#dash{index % 6}"/><use href="#mark{index % 7}"/>'
-    return f'<svg viewBox="0 0 34 12" aria-hidden="true" style="color:var(--c{index % 7})">{use}</svg>'
+class Line(NamedTuple):
+    """A line of a table."""
+
+    cells: Mapping[str, object]  # by their headings
+    group: int | None = None  # whose colour and marker stand in front
+    kind: str = ""  # its look: of a group, of a seed, or of values that differ
 
 
-def table(label: str, lines: Sequence[Line], kind: str = "") -> str:
-    """Returns a table that scrolls by itself where it is too wide, by keyboard too; a long one is cut."""
-    headings = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in lines[0][0])
-    cut = f"<p>The first {LINES} of {len(lines)} lines.</p>" if len(lines) > LINES else ""
-    body = ""
-    for cells, own, index in lines[:LINES]:
-        first, *rest = (escape(str(cell)) for cell in cells.values())
-        named = f'<th scope="row">{"" if index is None else swatch(index)}{first}</th>'
-        body += f'<tr class="{own}">{named}{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
-    size = "" if len(lines) > WHOLE else " whole"
-    region = f'<div class="scroll{size}" tabindex="0" role="region" aria-label="{escape(label)}">'
-    inside = f"<thead><tr>{headings}</tr></thead><tbody>{body}</tbody>"
-    return f'{cut}{region}<table class="{kind}">{inside}</table></div>'
-
-
-def results(groups: Groups) -> str:
-    """Returns the numbers of a single run; else a line per run, after one per group of seeds with mean ± half width."""
-    if len(groups.runs) == 1:
-        facts = _result(groups[0].label, groups.runs, groups).items()
-        tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
-        return f'<dl class="tiles">{tiles}</dl>'
-    lines: list[Line] = []
+def results(groups: Groups) -> list[Line]:
+    """Returns a line per run; before those of several seeds, one with mean ± half width."""
+    lines = []
     for group in groups:
         name = group.label if group.several else f"{group.label}, seed {group.runs[0].seed}"
-        lines.append((_result(name, group.runs, groups), "group" * group.several, group.index))
+        lines.append(Line(_result(name, group.runs, groups), group.index, "group" * group.several))
         seeds = group.runs if group.several else []
-        lines += [(_result(f"seed {run.seed}", [run], groups), "seed", None) for run in seeds]
-    return table("Results", lines, "dense")
+        lines += [Line(_result(f"seed {run.seed}", [run], groups), kind="seed") for run in seeds]
+    return lines
 
 
-def _result(name: str, runs: Sequence[ReportedRun], groups: Groups) -> dict[str, str]:
+def _result(name: str, runs: Sequence[RecordedRun], groups: Groups) -> dict[str, str]:
     def shown(values: Iterable[float | None]) -> str:
+        scale, form = (100, ".1f") if groups.metric[1] == "percent" else (1, ".3g")
         found = interval(values) or ()
-        return " ± ".join(say(value, unit).removesuffix(" %") for value in found if value is not None) or NONE
+        return " ± ".join(format(scale * value, form) for value in found if value is not None) or NONE
 
-    of, (_, unit) = {key: [run.summary[key] for run in runs] for key in runs[0].summary}, groups.metric
+    of = {key: [run.summary[key] for run in runs] for key in runs[0].summary}
     rounds = " to ".join(map(str, sorted({min(of["rounds"]), max(of["rounds"])})))
     return {
         "run": name,
@@ -82,50 +64,62 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
-def similarity(groups: Groups) -> str:
-    """Returns the mean CKA between client models by depth, as ``incofl analyze`` found it; models apart."""
+def similarity(groups: Groups) -> list[list[Line]]:
+    """Returns the mean CKA between client models by depth, as ``incofl analyze`` found it; a table per model."""
     known = defaultdict[tuple[str, ...], list[Line]](list)
-    for run in groups.runs:
+    for run, (label, index) in groups.labels.items():
         found = run.json("analysis/similarity.json")
         if points := tuple(map(str, found.get("points") or [])):
             values = dict(zip(points, found.get("mean_by_depth") or [], strict=False))
             values["r with accuracy"] = found.get("correlation", {}).get(points[-1], {}).get("pearson")
             cells = {name: NONE if value is None else f"{value:.3f}" for name, value in values.items()}
-            known[points].append(({"run": run.label} | cells, "", run.index))
-    return "".join(table("Mean CKA between client models", lines) for lines in known.values())
+            known[points].append(Line({"run": label} | cells, index))
+    return list(known.values())
 
 
-def sizes(groups: Groups) -> str:
-    """Returns what each level is and costs; groups that agree in everything share a table."""
-    known = defaultdict[str, list[str]](list)
+def sizes(groups: Groups) -> list[tuple[list[str], list[Line] | str]]:
+    """Returns what each level is and costs, or why that is unknown, with the names of the groups that agree in it."""
+    known: dict[str, tuple[list[str], list[Line] | str]] = {}
     for group in groups:
-        found, lines = group.runs[0].federation_or_reason, list[Line]()
-        if isinstance(found, str):
-            known[f"<p>The sizes cannot be computed here: {escape(found)}</p>"].append(group.label)
-            continue
-        for cost, count in zip(found.costs, found.clients_by_level, strict=True):
-            cells = {"level": cost.level, "blocks": " ".join(map(str, cost.blocks)), "width": f"{cost.width:g}"}
-            cells |= {"parameters": f"{cost.parameters:,}", "MACs": f"{cost.macs:,}"}
-            cells |= {"down a round": in_bytes(cost.bytes_down), "up a round": in_bytes(cost.bytes_up)}
-            lines.append((cells | {"training memory": in_bytes(cost.memory), "clients": count}, "", None))
-        known[table("Sizes", lines)].append(group.label)
-    heading = "<h3>{}</h3>" if len(known) > 1 else ""
-    return "".join(heading.format(escape(", ".join(names))) + text for text, names in known.items())
+        found = group.runs[0].federation_or_reason
+        told: list[Line] | str = (
+            found if isinstance(found, str) else list(map(_size, found.costs, found.clients_by_level))
+        )
+        known.setdefault(repr(told), ([], told))[0].append(group.label)
+    return list(known.values())
 
 
-def rejected(groups: Groups) -> str:
+def _size(cost: Cost, clients: int) -> Line:
+    cells = {
+        "level": cost.level,
+        "blocks": " ".join(map(str, cost.blocks)),
+        "width": f"{cost.width:g}",
+        "parameters": f"{cost.parameters:,}",
+        "MACs": f"{cost.macs:,}",
+        "down a round": in_bytes(cost.bytes_down),
+        "up a round": in_bytes(cost.bytes_up),
+        "training memory": in_bytes(cost.memory),
+        "clients": clients,
+    }
+    return Line(cells)
+
+
+def rejected(groups: Groups) -> list[Line]:
     """Returns every upload that was not accepted, and why."""
-    every = ((run, row, entry) for run in groups.runs for row in run.rows for entry in row["rejected"])
-    lines: list[Line] = [({"run": run.label, "round": row["round"]} | e, "", run.index) for run, row, e in every]
-    return table("Rejected uploads", lines, "words") if lines else "<p>No upload was rejected.</p>"
+    return [
+        Line({"run": label, "round": row["round"]} | entry, index)
+        for run, (label, index) in groups.labels.items()
+        for row in run.rows
+        for entry in row["rejected"]
+    ]
 
 
-def nodes(groups: Groups) -> str:
+def nodes(groups: Groups) -> list[Line]:
     """Returns a line per node and client, over its rounds."""
     found = defaultdict[tuple[int, int, str], list[dict[str, Any]]](list)
-    for run in groups.runs:
+    for run, (_, index) in groups.labels.items():
         for node in (node for row in run.rows for node in row.get("nodes") or []):
-            found[run.index, int(node.get("client", -1)), str(node.get("node", NONE))].append(node)
+            found[index, int(node.get("client", -1)), str(node.get("node", NONE))].append(node)
     columns: dict[str, tuple[str, Callable[[list[float]], float], Callable[[float], str]]] = {
         "mean time": ("seconds", fmean, duration),
         "mean CPU time": ("cpu_seconds", fmean, duration),
@@ -133,46 +127,43 @@ def nodes(groups: Groups) -> str:
         "down": ("bytes_down", sum, in_bytes),
         "up": ("bytes_up", sum, in_bytes),
     }
-    lines: list[Line] = []
+    lines = []
     for (index, client, name), entries in sorted(found.items()):
         cells = {"client": f"client {client}", "node": name, "turns": len(entries)}
         for column, (key, reduce, form) in columns.items():
             values = [float(entry[key]) for entry in entries if entry.get(key) is not None]
             cells[column] = form(reduce(values)) if values else NONE
-        lines.append((cells, "", index))
-    return table("Nodes", lines)
+        lines.append(Line(cells, index))
+    return lines
 
 
-def configs(groups: Groups) -> str:
+def configs(groups: Groups) -> tuple[list[Line], list[Line]]:
     """Returns the keys in which the runs differ, or of one run those that are not as by default, and all keys."""
-    flat = [run.values for run in groups.runs]
-    usual, what = flat[0], "The keys in which the runs differ:"
-    if len(flat) == 1:
-        usual, what = Config().flat(), "The keys that are not as by default:"
-    told = [key for key in flat[0] if any(one.get(key) != usual.get(key) for one in flat)]
-    shown = f"<p>{what}</p>{_facts(what, groups, lambda run: run.values, told)}" if told else ""
-    every = _facts("All keys", groups, lambda run: run.values, flat[0])
-    return f"{shown}<details><summary>All {len(flat[0])} keys</summary>{every}</details>"
+    first, *others = (run.values for run in groups.runs)
+    usual = first if others else Config().flat()
+    told = [key for key in first if any(one.get(key) != usual.get(key) for one in (first, *others))]
+    values = attrgetter("values")
+    return _facts(groups, values, told), _facts(groups, values, first)
 
 
-def environments(groups: Groups) -> str:
+def environments(groups: Groups) -> list[Line]:
     """Returns what the runs were computed with."""
 
-    def found(run: ReportedRun) -> dict[str, Any]:
+    def found(run: RecordedRun) -> dict[str, Any]:
         facts = run.json("environment.json")
         again = facts.pop("resumed", [])
         others = [key for key in facts if any(later.get(key) != facts[key] for later in again)]
         return facts | {"resumed": f"{len(again)} times" + (f", with another {', '.join(others)}" if others else "")}
 
-    return _facts("Environment", groups, found, dict.fromkeys(key for run in groups.runs for key in found(run)))
+    return _facts(groups, found, dict.fromkeys(key for run in groups.runs for key in found(run)))
 
 
-def _facts(label: str, groups: Groups, found: Callable[[ReportedRun], dict[str, Any]], keys: Iterable[str]) -> str:
+def _facts(groups: Groups, found: Callable[[RecordedRun], dict[str, Any]], keys: Iterable[str]) -> list[Line]:
     """Returns some facts of the runs, a column for each group; those that differ are marked."""
     columns = {group.label if len(groups) > 1 else "value": [found(run) for run in group.runs] for group in groups}
-    lines: list[Line] = []
+    lines = []
     for key in keys:
         values = {name: dict.fromkeys(plain(facts.get(key, NONE)) for facts in own) for name, own in columns.items()}
         kind = "differs" if len({value for own in values.values() for value in own}) > 1 else ""
-        lines.append(({"key": key} | {name: ", ".join(own) for name, own in values.items()}, kind, None))
-    return table(label, lines, "code")
+        lines.append(Line({"key": key} | {name: ", ".join(own) for name, own in values.items()}, kind=kind))
+    return lines

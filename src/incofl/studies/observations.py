@@ -9,9 +9,10 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from incofl.analysis.analyze import Options
 from incofl.analysis.runs import RecordedRun
@@ -49,7 +50,7 @@ KINDS: dict[str, Callable[[Case], Sequence[float]]] = {"CKA": attrgetter("cka"),
 
 def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], None]) -> Case:
     """Analyses one run, or reads what an earlier call found."""
-    run = RecordedRun.open(folder)
+    run = RecordedRun(folder)
     path = folder / "analysis" / "case.json"
     key = {"version": VERSION, "round": run.recorded[-1], "history": HISTORY}
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -68,8 +69,7 @@ def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], 
     return Case(cell.section, cell.row, seed, tail_mean(evaluations(folder), tail), **numbers)
 
 
-@dataclass(frozen=True)
-class Observation:
+class Observation(NamedTuple):
     """One observation on one group of runs: what the number is, the number, and whether it shows the observation."""
 
     number: int
@@ -118,7 +118,7 @@ def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
         if len(shares) > 1:
             what = f"{setting}: share of pairs in which the shallow update is less rough, minus a half ({pairs} pairs)"
             seen = compared(3, what, shares, [0.5] * len(shares))
-            yield seen if pairs >= FEWEST_PAIRS else replace(seen, verdict="too few pairs")
+            yield seen if pairs >= FEWEST_PAIRS else seen._replace(verdict="too few pairs")
     ours, theirs = (sorted(settings.get(name, []), key=lambda case: case.seed) for name in ("InCoAvg", "HeteroAvg"))
     if [case.seed for case in ours] == [case.seed for case in theirs] != []:
         for kind, cka in KINDS.items():
@@ -140,14 +140,14 @@ def save(
     Returns the lines of the table, headings first, and the Markdown file.
     """
     found = [look(cell, arm[1], folder_of(out / "runs", arm), tail, watch) for cell in table for arm in cell.arms]
-    observed = list(map(asdict, observe(found)))
+    observed = list(observe(found))
     document = {
         "command": command,
         "commit": environment()["commit"],
         "rounds compared in each run": HISTORY,
         "cases": list(map(asdict, found)),
-        "observations": observed,
+        "observations": [entry._asdict() for entry in observed],
     }
     headings = ["observation", "model", "number", "value [95 %]", "verdict"]
-    lines = [headings, *(list(map(str, entry.values())) for entry in observed)]
+    lines = [headings, *(list(map(str, entry)) for entry in observed)]
     return lines, write_tables(out / "observations", lines, document)
