@@ -1,5 +1,6 @@
 """Text data sets in their original formats, written by the tests; and every way in which the files can be wrong."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from incofl.data import Data, find_source
 from incofl.data.partition import VirtualPartition, make_partition, natural_partition
-from incofl.data.texts import CHARACTER_TOKENS, CHARACTERS, encode, halves_of_reviews, speeches, word_examples
+from incofl.data.texts import CHARACTERS, encode, halves_of_reviews, speeches, word_examples
 from incofl.errors import DataError
 from tests.sources import load_dataset
 from tests.texts import write_imdb, write_shakespeare, write_sst2
@@ -68,7 +69,7 @@ class TestShakespeare:
 
     def test_vocabulary(self) -> None:
         """Newline 1, space 2, tilde last; whatever else is unknown."""
-        assert CHARACTER_TOKENS == 97
+        assert 1 + len(CHARACTERS) == 97
         assert find_source("shakespeare").vocabulary == find_source("shakespeare").classes == 97
         assert encode("\n ~é\t\U0001f600").tolist() == [1, 2, 96, 0, 0, 0]
 
@@ -109,7 +110,8 @@ def rng() -> np.random.Generator:
 
 
 def tokenize(train: list[str], test: list[str], length: int) -> list[torch.Tensor]:
-    return [part.x for part in word_examples([(text, 0) for text in train], [(text, 1) for text in test], length)]
+    source = dataclasses.replace(find_source("sst2"), shape=(length,))
+    return [part.x for part in word_examples(source, [(text, 0) for text in train], [(text, 1) for text in test])]
 
 
 class TestTokenizer:
@@ -189,9 +191,10 @@ class TestImdb:
     def test_a_repeated_review_counts_where_it_was_first(self) -> None:
         """With its first label, and in its first place."""
         reviews = [("a", 0), ("b", 1), ("c", 0), ("d", 1)]
-        expected = halves_of_reviews(reviews, "here")
+        source = find_source("imdb")
+        expected = halves_of_reviews(source, reviews, "here")
         for repeated in ([*reviews, ("a", 1), ("b", 1)], [*reviews[:2], ("a", 0), *reviews[2:]]):
-            for part, other in zip(halves_of_reviews(repeated, "here"), expected, strict=True):
+            for part, other in zip(halves_of_reviews(source, repeated, "here"), expected, strict=True):
                 assert torch.equal(part.x, other.x)
                 assert torch.equal(part.y, other.y)
 

@@ -48,6 +48,7 @@ def show(
     """
     from incofl.cli.display import print_table
     from incofl.data import find_source
+    from incofl.data.texts import decode
     from incofl.engine.build import build_data, build_partition
 
     source = find_source(name)
@@ -75,9 +76,8 @@ def show(
                 [str(label), named, *(f"{int((part.y == label).sum()):,}" for part in (data.train, data.test))]
             )
         print_table(lines)
-    if source.decode is not None:
-        for text in data.train.x[:FEW]:
-            typer.echo(f"  {source.decode(text)!r}")
+    for text in data.train.x[:FEW] if source.sequence else ():
+        typer.echo(f"  {decode(text)!r}")
     sizes = [len(own) for own in partition[:MOST_SIZES]]
     skew = f" alpha {config.data.alpha:g}" if config.data.partition in ("dirichlet", "virtual") else ""
     held = f"{min(sizes):,} to {max(sizes):,} examples, median {statistics.median(sizes):,g}"

@@ -1,21 +1,31 @@
 """Data sets as tensors, their partition over clients, and batches."""
 
-import dataclasses
 import tomllib
 from pathlib import Path
+from typing import Any
 
-from incofl.data.dataset import Data, Examples, as_examples
-from incofl.data.images import IMAGES
-from incofl.data.signals import SIGNALS
+from incofl.data.dataset import Data, Examples, Pipeline, as_examples
+from incofl.data.pipeline import ImagePipeline, SignalPipeline, Tokens
 from incofl.data.source import Source, source_of
-from incofl.data.texts import TEXTS
 from incofl.errors import DataError, nearest
 
 __all__ = ["DATASETS", "Data", "Examples", "Source", "as_examples", "find_source", "source_of"]
 
-_PUBLISHED = tomllib.loads(Path(__file__).with_name("manifests.toml").read_text(encoding="utf-8"))
-_SOURCES = (*IMAGES, *TEXTS, *SIGNALS)
-DATASETS = {source.name: dataclasses.replace(source, **_PUBLISHED[source.name]) for source in _SOURCES}
+
+def _tuples(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+
+
+def _declared(name: str, table: dict[str, Any]) -> Source:
+    """The data set that a table of the manifests declares."""
+    made: dict[str, Any] = {"pipeline": Tokens() if "vocabulary" in table else Pipeline()}
+    kind = ImagePipeline if len(table["shape"]) == 3 else SignalPipeline
+    made |= {key: kind(**_tuples(table[key])) for key in ("pipeline", "large") if key in table}
+    return Source(name, **_tuples(table) | made)
+
+
+_MANIFESTS = tomllib.loads(Path(__file__).with_name("manifests.toml").read_text(encoding="utf-8"))
+DATASETS = {name: _declared(name, table) for name, table in _MANIFESTS.items()}
 
 
 def find_source(name: str) -> Source:

@@ -1,4 +1,4 @@
-"""Image data sets, and the readers of their original files."""
+"""Readers of the original files of image data sets."""
 
 import io
 import math
@@ -14,7 +14,6 @@ import torch
 
 from incofl.data.cache import Pair, unpack
 from incofl.data.dataset import Examples, explained
-from incofl.data.pipeline import ImagePipeline
 from incofl.data.source import Reader, Source
 from incofl.errors import DataError, needs_extra
 
@@ -139,24 +138,3 @@ def _png(path: Path) -> np.ndarray:
         if image.size != (32, 32):
             raise ValueError(f"{image.width} x {image.height} pixels, expected 32 x 32")
         return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-
-
-_DIGITS = ImagePipeline(maximum=16, mean=(0.3048,), std=(0.3758,))
-_GREY, _GREY_LARGE = ImagePipeline(resize=32), ImagePipeline(channels=3)
-_CIFAR10 = ImagePipeline(
-    mean=(0.49139968, 0.48215827, 0.44653124), std=(0.24703233, 0.24348505, 0.26158768), pad=4, flip=True, cutout=16
-)
-_CINIC10 = ImagePipeline(
-    mean=(0.47889522, 0.47227842, 0.43047404), std=(0.24205776, 0.23828046, 0.25874835), pad=4, flip=True
-)
-_SVHN = ImagePipeline(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), cutout=16)
-# For the paper's ViTs, at 224 x 224; it mirrors the digits of SVHN too.
-_LARGE = ImagePipeline(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), flip=True, crop=True)
-IMAGES = (
-    Source("digits", (1, 8, 8), _DIGITS, large=_DIGITS, width=0.25, stem="small"),
-    Source("mnist", (1, 32, 32), _GREY, mnist, large=_GREY_LARGE),
-    Source("fashion-mnist", (1, 32, 32), _GREY, mnist, large=_GREY_LARGE),
-    Source("cifar10", (3, 32, 32), _CIFAR10, cifar10, large=_LARGE),
-    Source("cinic10", (3, 32, 32), _CINIC10, cinic10, large=_LARGE),
-    Source("svhn", (3, 32, 32), _SVHN, svhn, large=_LARGE),
-)

@@ -18,7 +18,7 @@ from incofl.data import DATASETS, find_source
 from incofl.data.cache import Pair, check_cache, unpack, write_cache
 from incofl.data.dataset import Examples, explained
 from incofl.data.source import Source
-from incofl.data.texts import SST2_LENGTH, halves_of_reviews, windows_of_roles, word_examples
+from incofl.data.texts import halves_of_reviews, windows_of_roles, word_examples
 from incofl.errors import DataError, needs_extra
 
 LARGEST = 10**9  # bytes that a packed file may unpack to
@@ -39,9 +39,11 @@ def _images(source: Source, train: Rows, test: Rows) -> Pair:
 
 
 _TEXTS: dict[str, Callable[[Source, Rows, Rows], Pair]] = {
-    "sst2": lambda _, train, test: word_examples([*train], [*test], SST2_LENGTH),
-    "imdb": lambda _, train, test: halves_of_reviews([*train, *test], "imdb"),
-    "shakespeare": lambda _, train, test: windows_of_roles("".join(row[0] for row in [*train, *test]), "shakespeare"),
+    "sst2": lambda source, train, test: word_examples(source, [*train], [*test]),
+    "imdb": lambda source, train, test: halves_of_reviews(source, [*train, *test], "imdb"),
+    "shakespeare": lambda source, train, test: windows_of_roles(
+        source, "".join(row[0] for row in [*train, *test]), "shakespeare"
+    ),
 }
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from incofl.data.cache import Pair
 from incofl.data.dataset import Examples, explained
-from incofl.data.pipeline import SignalPipeline
 from incofl.data.source import Source
 from incofl.errors import DataError
 
@@ -79,13 +78,3 @@ def _numbers(table: np.ndarray, most: int, path: Path) -> Tensor:
     if len(odd):
         raise DataError(f"{path}: a number is {odd[0]:g}, expected 1 to {most}; the file is damaged")
     return torch.from_numpy(table[:, 0].astype(np.int64) - 1)
-
-
-# Of the 7,352 windows of the archive's training people; accelerations in g, angular velocities in radians per second.
-_HAR = SignalPipeline(
-    mean=(-0.0006, -0.0003, -0.0003, 0.0005, -0.0008, 0.0001, 0.8047, 0.0288, 0.0865),
-    std=(0.1948, 0.1224, 0.1069, 0.4068, 0.3819, 0.2557, 0.4141, 0.3910, 0.3578),
-)
-SIGNALS = (
-    Source("har", (len(SENSORS), STEPS), _HAR, har, classes=ACTIVITIES, model="resnet20-1d", width=0.25, clients=21),
-)

@@ -12,18 +12,19 @@ from incofl.data.cache import Pair, read_cache
 from incofl.data.dataset import Data, Pipeline
 from incofl.data.pipeline import ImagePipeline
 from incofl.errors import DataError
+from incofl.imports import load_attribute
 
-Reader = Callable[["Source", Path], Pair]
+Reader = Callable[["Source", Path], Pair]  # of the original files, given the first one that is found
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is known of a data set before its files are read."""
+    """What is known of a data set before its files are read; those of the table are in manifests.toml."""
 
     name: str
     shape: Any  # of an example as a model gets it: (channels, height, width), (channels, steps), (length,); or of each
     pipeline: Pipeline
-    read: Reader | None = None  # reads the original files, given the first one that is found; none: embedded here
+    read: str = ""  # the module of this package and the name of its ``Reader``; empty: embedded here
     classes: int = 10
     large: ImagePipeline | None = None  # the pipeline of its images at another side
     vocabulary: int = 0  # number of tokens, for texts; 0: not a text
@@ -33,9 +34,8 @@ class Source:
     sequence: bool = False  # whether every position of a text has a class of its own: the token that follows
     labelled: bool = True  # whether every example has one class, by which a partition can be skewed
     clients: int | None = None  # number of natural clients, if its examples say who made them; 0: not known before
-    decode: Callable[[Tensor], str] | None = None  # for texts, an example as people read it
 
-    # What is published of it, from manifests.toml; all of it may be unknown.
+    # What is published of it; all of it may be unknown.
     summary: str = ""  # one line for lists of data sets
     files: Sequence[str] = ()  # patterns of its original files under data.root; none: it is embedded
     names: Sequence[str] = ()  # names of the classes; none: numbers
@@ -65,7 +65,7 @@ class Source:
 
     def load(self, root: Path) -> Pair:
         """Reads training and test examples: the cached copy where there is one, and the original files elsewhere."""
-        if self.read is None:
+        if not self.read:
             return read_cache(Path(__file__).with_name(f"{self.name}.safetensors"), self.classes)
         if not (found := self.found(root)):
             fetch = f", or: incofl data fetch {self.name}" if self.hub else ""
@@ -73,8 +73,10 @@ class Source:
                 f"{self.name}: no {' or '.join(self.files)} in {root.absolute()}; set data.root to the folder that "
                 f"holds it{fetch}"
             )
-        cached = found[0].suffix == ".safetensors"
-        return read_cache(found[0], self.classes) if cached else self.read(self, found[0])
+        if found[0].suffix == ".safetensors":
+            return read_cache(found[0], self.classes)
+        read: Reader = load_attribute(f"incofl.data.{self.read}", self.name)
+        return read(self, found[0])
 
 
 def source_of(data: Data) -> Source:

@@ -1,4 +1,4 @@
-"""Text data sets: Shakespeare character by character, sentiment (SST-2 and IMDb) word by word."""
+"""Readers of text data sets: Shakespeare character by character, sentiment (SST-2 and IMDb) word by word."""
 
 import itertools
 import json
@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,41 +14,37 @@ from torch import Tensor
 
 from incofl.data.cache import Pair
 from incofl.data.dataset import Examples, explained
-from incofl.data.pipeline import Tokens
 from incofl.data.source import Source
 from incofl.errors import DataError
 
 Labelled = Sequence[tuple[str, int]]  # texts of class 0 or 1
 
-WINDOW = 80  # characters of an example
 TEST_SHARE = 5  # the last fifth of a role's windows
 LEAST_WINDOWS = 2  # to train on: a batch of a single example is never used
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # printable ASCII
-CHARACTER_TOKENS = 1 + len(CHARACTERS)  # 0: any other character
 _SPEECH = re.compile(r"([^\n:]+):(?:\n(.*))?", re.DOTALL)
 
 PADDING, UNKNOWN = 0, 1
-WORD_TOKENS = 8_192  # with these two; tokens fit into 16 bits
-SST2_LENGTH, IMDB_LENGTH = 64, 256
 _WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
 
 
 def shakespeare(source: Source, path: Path) -> Pair:
     """Reads a play as plain text."""
-    return windows_of_roles(_read(path), str(path))
+    return windows_of_roles(source, _read(path), str(path))
 
 
-def windows_of_roles(text: str, where: str) -> Pair:
+def windows_of_roles(source: Source, text: str, where: str) -> Pair:
     """Cuts what each role says into windows, where the next character is the class; roles with enough are groups."""
+    length: int = source.shape[0]
     roles: list[tuple[Tensor, ...]] = []  # inputs, targets and role of each window, and whether it is tested on
     for tokens in map(encode, speeches(text, where).values()):
-        count = (len(tokens) - 1) // WINDOW
+        count = (len(tokens) - 1) // length
         kept = count - count // TEST_SHARE
         if kept >= LEAST_WINDOWS:
-            x, y = (torch.from_numpy(tokens[at : at + count * WINDOW]).view(count, WINDOW) for at in (0, 1))
+            x, y = (torch.from_numpy(tokens[at : at + count * length]).view(count, length) for at in (0, 1))
             roles.append((x, y, torch.full((count,), len(roles)), torch.arange(count) >= kept))
     if not any(tested.any() for *_, tested in roles):
-        least = TEST_SHARE * WINDOW + 1
+        least = TEST_SHARE * length + 1
         raise DataError(f"{where}: {len(text)} characters, expected a role with {least} or more; the file is truncated")
     x, y, groups, tested = map(torch.cat, zip(*roles, strict=True))
     return Examples(x, y, groups).pick(~tested), Examples(x, y, groups).pick(tested)
@@ -70,7 +65,7 @@ def speeches(text: str, where: str) -> dict[str, str]:
 
 
 def encode(text: str) -> np.ndarray:
-    """Turns characters into tokens of one byte: their places in ``CHARACTERS``, from 1 on."""
+    """Turns characters into tokens of one byte: their places in ``CHARACTERS``, from 1 on; 0 is any other."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     return np.where((points >= 32) & (points < 127), points - 30, points == 10).astype(np.uint8)
 
@@ -84,7 +79,7 @@ def sst2(source: Source, path: Path) -> Pair:
     """Reads ``train.tsv`` for training and ``test.tsv`` for testing, or ``dev.tsv`` where that has no labels (GLUE)."""
     train, test, dev = (path.with_name(f"{split}.tsv") for split in ("train", "test", "dev"))
     labelled = test.is_file() and "label" in _read(test).partition("\n")[0].split("\t")
-    return word_examples(_tsv(train), _tsv(test if labelled else dev), SST2_LENGTH)
+    return word_examples(source, _tsv(train), _tsv(test if labelled else dev))
 
 
 def _tsv(path: Path) -> Labelled:
@@ -109,10 +104,10 @@ def imdb(source: Source, path: Path) -> Pair:
             text, label = (entry.get("t"), entry.get("s")) if isinstance(entry, dict) else (None, None)
             if not isinstance(text, str) or isinstance(label, bool) or label not in (0, 1):
                 raise ValueError(f"entry {number} is {str(entry)[:60]!r}")
-    return halves_of_reviews([(entry["t"], int(entry["s"])) for entry in entries], str(path))
+    return halves_of_reviews(source, [(entry["t"], int(entry["s"])) for entry in entries], str(path))
 
 
-def halves_of_reviews(reviews: Labelled, where: str) -> Pair:
+def halves_of_reviews(source: Source, reviews: Labelled, where: str) -> Pair:
     """Makes a fixed half of each class the test set; a review that occurs more than once counts once."""
     label_of: dict[str, int] = {}
     for text, label in reviews:
@@ -125,21 +120,21 @@ def halves_of_reviews(reviews: Labelled, where: str) -> Pair:
     if not len(tested):
         raise DataError(f"{where}: {len(unique)} reviews, expected two or more of a class; the file is truncated")
     trained = np.setdiff1d(order, tested)
-    return word_examples([unique[at] for at in trained], [unique[at] for at in tested], IMDB_LENGTH)
+    return word_examples(source, [unique[at] for at in trained], [unique[at] for at in tested])
 
 
-def word_examples(train: Labelled, test: Labelled, length: int) -> Pair:
+def word_examples(source: Source, train: Labelled, test: Labelled) -> Pair:
     """Turns texts into tokens of lower-case words and punctuation, the most frequent ones of the training texts."""
     # Equal words are one object, so that the words of many texts fit into memory.
     words = [[list(map(sys.intern, _WORD.findall(text.lower()))) for text, _ in part] for part in (train, test)]
     counts = Counter(itertools.chain.from_iterable(words[0]))
-    known = sorted(counts, key=lambda word: (-counts[word], word))[: WORD_TOKENS - 2]
+    known = sorted(counts, key=lambda word: (-counts[word], word))[: source.vocabulary - 2]  # tokens fit into 16 bits
     token_of = {word: token for token, word in enumerate(known, start=2)}
 
     def examples(texts: list[list[str]], labelled: Labelled) -> Examples:
-        tokens = np.full((len(texts), length), PADDING, dtype=np.int16)
+        tokens = np.full((len(texts), *source.shape), PADDING, dtype=np.int16)
         for row, text in zip(tokens, texts, strict=True):
-            row[: len(text)] = [token_of.get(word, UNKNOWN) for word in text[:length]]
+            row[: len(text)] = [token_of.get(word, UNKNOWN) for word in text[: len(row)]]
         return Examples(torch.from_numpy(tokens), torch.tensor([label for _, label in labelled]))
 
     return examples(words[0], train), examples(words[1], test)
@@ -148,12 +143,3 @@ def word_examples(train: Labelled, test: Labelled, length: int) -> Pair:
 def _read(path: Path) -> str:
     with explained(f"{path}: not a readable text in UTF-8"):
         return path.read_text(encoding="utf-8")
-
-
-_CHARACTERS: dict[str, Any] = {"classes": CHARACTER_TOKENS, "vocabulary": CHARACTER_TOKENS, "model": "lstm"}
-_WORDS: dict[str, Any] = {"classes": 2, "vocabulary": WORD_TOKENS, "model": "text-transformer"}
-TEXTS = (
-    Source("shakespeare", (WINDOW,), Tokens(), shakespeare, **_CHARACTERS, sequence=True, clients=0, decode=decode),
-    Source("sst2", (SST2_LENGTH,), Tokens(), sst2, **_WORDS),
-    Source("imdb", (IMDB_LENGTH,), Tokens(), imdb, **_WORDS),
-)
