@@ -74,7 +74,7 @@ class TestShakespeare:
         assert encode("\n ~é\t\U0001f600").tolist() == [1, 2, 96, 0, 0, 0]
 
     def test_line_ends_of_windows_and_colons_in_speeches(self) -> None:
-        assert speeches("A:\r\nHear: me.\r\n\r\nB:\r\nYes.\r\n", "p") == {"A": "Hear: me.", "B": "Yes."}
+        assert speeches("A:\r\nHear: me.\r\n\r\nB:\r\nYes.\r\n") == {"A": "Hear: me.", "B": "Yes."}
 
     def test_no_class_per_example(self, tmp_path: Path) -> None:
         write_shakespeare(tmp_path)
@@ -192,9 +192,9 @@ class TestImdb:
         """With its first label, and in its first place."""
         reviews = [("a", 0), ("b", 1), ("c", 0), ("d", 1)]
         source = find_source("imdb")
-        expected = halves_of_reviews(source, reviews, "here")
+        expected = halves_of_reviews(source, reviews)
         for repeated in ([*reviews, ("a", 1), ("b", 1)], [*reviews[:2], ("a", 0), *reviews[2:]]):
-            for part, other in zip(halves_of_reviews(source, repeated, "here"), expected, strict=True):
+            for part, other in zip(halves_of_reviews(source, repeated), expected, strict=True):
                 assert torch.equal(part.x, other.x)
                 assert torch.equal(part.y, other.y)
 

@@ -38,13 +38,7 @@ def _images(source: Source, train: Rows, test: Rows) -> Pair:
     return part(train), part(test)
 
 
-_TEXTS: dict[str, Callable[[Source, Rows, Rows], Pair]] = {
-    "sst2": lambda source, train, test: word_examples(source, [*train], [*test]),
-    "imdb": lambda source, train, test: halves_of_reviews(source, [*train, *test], "imdb"),
-    "shakespeare": lambda source, train, test: windows_of_roles(
-        source, "".join(row[0] for row in [*train, *test]), "shakespeare"
-    ),
-}
+_TEXTS = {"sst2": word_examples, "imdb": halves_of_reviews, "shakespeare": windows_of_roles}
 
 
 def fetch(name: str, root: Path, begin: Callable[[str], None] = lambda address: None) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from incofl.data.cache import Pair, read_cache
-from incofl.data.dataset import Data, Pipeline
+from incofl.data.dataset import Data, Pipeline, explained
 from incofl.data.pipeline import ImagePipeline
 from incofl.errors import DataError
 from incofl.imports import load_attribute
@@ -76,7 +76,8 @@ class Source:
         if found[0].suffix == ".safetensors":
             return read_cache(found[0], self.classes)
         read: Reader = load_attribute(f"incofl.data.{self.read}", self.name)
-        return read(self, found[0])
+        with explained(f"{found[0]}: not readable as {self.name}"):
+            return read(self, found[0])
 
 
 def source_of(data: Data) -> Source:

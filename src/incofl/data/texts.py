@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from incofl.data.dataset import Examples, explained
 from incofl.data.source import Source
 from incofl.errors import DataError
 
-Labelled = Sequence[tuple[str, int]]  # texts of class 0 or 1
+Rows = Iterable[tuple[str, int]]  # texts and their classes, if they have any
 
 TEST_SHARE = 5  # the last fifth of a role's windows
 LEAST_WINDOWS = 2  # to train on: a batch of a single example is never used
@@ -30,14 +30,14 @@ _WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
 
 def shakespeare(source: Source, path: Path) -> Pair:
     """Reads a play as plain text."""
-    return windows_of_roles(source, _read(path), str(path))
+    return windows_of_roles(source, [(_read(path), 0)], [])
 
 
-def windows_of_roles(source: Source, text: str, where: str) -> Pair:
+def windows_of_roles(source: Source, *parts: Rows) -> Pair:
     """Cuts what each role says into windows, where the next character is the class; roles with enough are groups."""
-    length: int = source.shape[0]
+    length, text = source.shape[0], "".join(text for part in parts for text, _ in part)
     roles: list[tuple[Tensor, ...]] = []  # inputs, targets and role of each window, and whether it is tested on
-    for tokens in map(encode, speeches(text, where).values()):
+    for tokens in map(encode, speeches(text).values()):
         count = (len(tokens) - 1) // length
         kept = count - count // TEST_SHARE
         if kept >= LEAST_WINDOWS:
@@ -45,12 +45,12 @@ def windows_of_roles(source: Source, text: str, where: str) -> Pair:
             roles.append((x, y, torch.full((count,), len(roles)), torch.arange(count) >= kept))
     if not any(tested.any() for *_, tested in roles):
         least = TEST_SHARE * length + 1
-        raise DataError(f"{where}: {len(text)} characters, expected a role with {least} or more; the file is truncated")
+        raise ValueError(f"{len(text)} characters, expected a role with {least} or more; the file is truncated")
     x, y, groups, tested = map(torch.cat, zip(*roles, strict=True))
     return Examples(x, y, groups).pick(~tested), Examples(x, y, groups).pick(tested)
 
 
-def speeches(text: str, where: str) -> dict[str, str]:
+def speeches(text: str) -> dict[str, str]:
     """Joins the speeches of each role; they are blocks between empty lines, with the role and a colon in line 1."""
     said: dict[str, list[str]] = {}
     text = text.replace("\r\n", "\n")
@@ -60,7 +60,7 @@ def speeches(text: str, where: str) -> dict[str, str]:
             said.setdefault(match[1], []).append(match[2] or "")
         elif block.strip():
             line, first = text[: text.index(block)].count("\n") + 1, block.strip("\n").partition("\n")[0][:40]
-            raise DataError(f"{where}: got {first!r} near line {line}, expected a role and a colon, then its speech")
+            raise ValueError(f"got {first!r} near line {line}, expected a role and a colon, then its speech")
     return {role: "\n".join(parts) for role, parts in said.items()}
 
 
@@ -82,7 +82,7 @@ def sst2(source: Source, path: Path) -> Pair:
     return word_examples(source, _tsv(train), _tsv(test if labelled else dev))
 
 
-def _tsv(path: Path) -> Labelled:
+def _tsv(path: Path) -> Rows:
     """Reads a header, then lines of a sentence, a tab and a label."""
     # Not splitlines: sentences may hold other characters that Python takes for line ends.
     header, *lines = _read(path).removesuffix("\n").split("\n")
@@ -104,13 +104,13 @@ def imdb(source: Source, path: Path) -> Pair:
             text, label = (entry.get("t"), entry.get("s")) if isinstance(entry, dict) else (None, None)
             if not isinstance(text, str) or isinstance(label, bool) or label not in (0, 1):
                 raise ValueError(f"entry {number} is {str(entry)[:60]!r}")
-    return halves_of_reviews(source, [(entry["t"], int(entry["s"])) for entry in entries], str(path))
+    return halves_of_reviews(source, [(entry["t"], int(entry["s"])) for entry in entries], [])
 
 
-def halves_of_reviews(source: Source, reviews: Labelled, where: str) -> Pair:
+def halves_of_reviews(source: Source, *parts: Rows) -> Pair:
     """Makes a fixed half of each class the test set; a review that occurs more than once counts once."""
     label_of: dict[str, int] = {}
-    for text, label in reviews:
+    for text, label in itertools.chain(*parts):
         label_of.setdefault(text, label)
     unique = [(text.replace("<br />", " "), label) for text, label in label_of.items()]
     labels = np.array(list(label_of.values()))
@@ -118,26 +118,26 @@ def halves_of_reviews(source: Source, reviews: Labelled, where: str) -> Pair:
     by_class = [order[labels[order] == label] for label in (0, 1)]
     tested = np.sort(np.concatenate([members[: len(members) // 2] for members in by_class]))
     if not len(tested):
-        raise DataError(f"{where}: {len(unique)} reviews, expected two or more of a class; the file is truncated")
+        raise ValueError(f"{len(unique)} reviews, expected two or more of a class; the file is truncated")
     trained = np.setdiff1d(order, tested)
     return word_examples(source, [unique[at] for at in trained], [unique[at] for at in tested])
 
 
-def word_examples(source: Source, train: Labelled, test: Labelled) -> Pair:
+def word_examples(source: Source, *parts: Rows) -> Pair:
     """Turns texts into tokens of lower-case words and punctuation, the most frequent ones of the training texts."""
     # Equal words are one object, so that the words of many texts fit into memory.
-    words = [[list(map(sys.intern, _WORD.findall(text.lower()))) for text, _ in part] for part in (train, test)]
-    counts = Counter(itertools.chain.from_iterable(words[0]))
+    train, test = ([([*map(sys.intern, _WORD.findall(text.lower()))], label) for text, label in part] for part in parts)
+    counts = Counter(word for words, _ in train for word in words)
     known = sorted(counts, key=lambda word: (-counts[word], word))[: source.vocabulary - 2]  # tokens fit into 16 bits
     token_of = {word: token for token, word in enumerate(known, start=2)}
 
-    def examples(texts: list[list[str]], labelled: Labelled) -> Examples:
-        tokens = np.full((len(texts), *source.shape), PADDING, dtype=np.int16)
-        for row, text in zip(tokens, texts, strict=True):
-            row[: len(text)] = [token_of.get(word, UNKNOWN) for word in text[: len(row)]]
-        return Examples(torch.from_numpy(tokens), torch.tensor([label for _, label in labelled]))
+    def examples(part: list[tuple[list[str], int]]) -> Examples:
+        tokens = np.full((len(part), *source.shape), PADDING, dtype=np.int16)
+        for row, (words, _) in zip(tokens, part, strict=True):
+            row[: len(words)] = [token_of.get(word, UNKNOWN) for word in words[: len(row)]]
+        return Examples(torch.from_numpy(tokens), torch.tensor([label for _, label in part]))
 
-    return examples(words[0], train), examples(words[1], test)
+    return examples(train), examples(test)
 
 
 def _read(path: Path) -> str:
