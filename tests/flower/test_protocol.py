@@ -45,7 +45,7 @@ def genuine(federation: Federation) -> RecordDict:
     LoopGrid(None)
     server, slice_ = federation.start(), federation.slice(JOB.level, JOB.round)
     model, extra = (arrays(slice_.look(part)) for part in (server.shared, server.extra["variate"]))
-    order = Order("run", tiny_config(*CONFIG).to_toml(), JOB)
+    order = Order(**vars(JOB), run="run", config=tiny_config(*CONFIG).to_toml())
     message = Message(wired(encode_order(order, {"model": model, "extra": extra})), 1, MessageType.TRAIN)
     return make_client_app()(message, Context(0, 1, {}, RecordDict(), {})).content
 
@@ -133,9 +133,9 @@ BAD: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "an old round": (put("report", "round", 2), "it replies for round 2, expected 3"),
     "another client": (put("report", "client", 5), "it replies for client 5, expected 0"),
     "another level": (put("report", "level", 2), "it replies for level 2, expected 1"),
-    "it speaks version 1 of the messages, expected 2": (
+    "it speaks version 1 of the messages, expected 3": (
         put("report", "version", 99),
-        "it speaks version 99 of the messages, expected 2",
+        "it speaks version 99 of the messages, expected 3",
     ),
     "a metric more": (put("report", "bonus", 1), "the report holds 'bonus'"),
     "a metric less": (drop("report", "steps"), "the report lacks 'steps'"),
@@ -206,13 +206,13 @@ def test_what_nodes_say_went_wrong(federation: Federation) -> None:
 
 def test_orders_and_answers_come_back() -> None:
     tensors = {"a": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), "n": torch.tensor(7)}
-    facts = {"name": "own", "classes": 10, "vocabulary": 65, "sequence": True}
-    for memory, known in ((None, None), ((2, 0), Answer(0, 1, memory=7))):
-        order = Order("run", "seed = 1", JOB, memory, known, "abc", facts)
+    for memory, known in ((None, ""), ((2, 0), str(Answer(0, 1, memory=7)))):
+        order = Order(**vars(JOB), run="r", config="seed = 1", memory=memory, known=known, frozen="abc", facts="[1]")
         sent = {"model": arrays(tensors), "extra": arrays({})}
         sent |= {} if memory is None else {"frozen": arrays({"f": torch.ones(2)})}
         found, model, extra, frozen_part = decode_order(wired(encode_order(order, sent)))
         assert found == order
+        assert (found.memory, found.known, found.facts) == (memory, known, "[1]")
         assert torch.equal(model["a"], tensors["a"])
         assert model["n"].shape == ()
         assert extra == {}
@@ -224,11 +224,11 @@ def test_orders_and_answers_come_back() -> None:
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ({"version": 2, "client": -1}, r"answer\.client: got -1, expected a whole number from 0"),
-        ({"version": 2, "level": "high"}, r"answer\.level: got 'high', expected"),
-        ({"version": 2, "memory": True}, r"answer\.memory: got True, expected"),
-        ({"version": 1}, "it speaks version 1 of the messages, expected 2"),
-        ({"version": 2, "secret": 1}, "the answer holds 'secret'"),
+        ({"version": 3, "client": -1}, r"answer\.client: got -1, expected a whole number from 0"),
+        ({"version": 3, "level": "high"}, r"answer\.level: got 'high', expected"),
+        ({"version": 3, "memory": True}, r"answer\.memory: got True, expected"),
+        ({"version": 1}, "it speaks version 1 of the messages, expected 3"),
+        ({"version": 3, "secret": 1}, "the answer holds 'secret'"),
     ],
 )
 def test_bad_answers_are_refused(record: dict[str, object], reason: str) -> None:
@@ -241,6 +241,6 @@ def test_bad_answers_are_refused(record: dict[str, object], reason: str) -> None
 def test_what_is_said_of_a_bad_value_is_short() -> None:
     for value in ("x" * 10**6, "\x1b[2J\n" * 10**5, [7] * 10**5):
         with pytest.raises(Refusal) as problem:
-            decode_answer(wired(RecordDict({"answer": ConfigRecord({"version": 2, "level": value})})))
+            decode_answer(wired(RecordDict({"answer": ConfigRecord({"version": 3, "level": value})})))
         assert len(str(problem.value)) <= 300
         assert str(problem.value).isprintable()

@@ -49,7 +49,7 @@ def write_cache(path: Path, train: Examples, test: Examples, source: str) -> Non
     partial = path.with_name(f".{path.name}.part")
     try:
         # One entry of metadata: several would be written in random order, and equal data make equal files.
-        metadata = {"incofl": json.dumps({"source": source, "digest": _digest(tensors)})}
+        metadata = {"incofl": json.dumps({"source": source, "digest": digest(tensors)})}
         partial.write_bytes(save(tensors, metadata))
         partial.replace(path)
     finally:
@@ -59,7 +59,7 @@ def write_cache(path: Path, train: Examples, test: Examples, source: str) -> Non
 def check_cache(path: Path) -> tuple[bool, str]:
     """Tells whether a file still holds what was written into it, and where that came from."""
     with _open(path) as (tensors, metadata):
-        return metadata.get("digest") == _digest(tensors), metadata.get("source", "an unknown source")
+        return metadata.get("digest") == digest(tensors), metadata.get("source", "an unknown source")
 
 
 @contextmanager
@@ -72,9 +72,10 @@ def _open(path: Path) -> Iterator[tuple[dict[str, Tensor], dict[str, str]]]:
         yield tensors, metadata
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Identifies tensors by their names, types, shapes and values."""
+    found = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.numpy().data)
-    return digest.hexdigest()
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().numpy().data)
+    return found.hexdigest()

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import resource
 import sys
 import time
@@ -132,11 +133,11 @@ class Node:
     def train(self, content: RecordDict, context: Context) -> RecordDict:
         start, cpu_start = time.perf_counter(), time.process_time()
         order, state, extra, frozen = decode_order(content)
-        job, (node, said) = order.job, self._describe(context, order.job.client)
-        if order.known not in (None, said):
+        node, said = self._describe(context, order.client)
+        if order.known not in ("", str(said)):
             return self.introduce(content, context)  # it is not what it was, and this slice may be too large for it
         config, federation, worker = self._prepared(order, node, context)
-        slice_ = federation.slice(job.level, job.round, job.client)
+        slice_ = federation.slice(order.level, order.round, order.client)
         slice_.check(state, "the model that was sent")
         memory = NodeMemory(context.state, order, node.state_dir)
         found = memory.frozen(frozen, lambda: _own_frozen(config, federation.model, slice_))
@@ -147,15 +148,15 @@ class Node:
         measured: dict[str, Any] = {"forgot": int(remembered is None)}
         if self._own_data and len(held_out := federation.data.test):
             # No more at a time than in training, for which the level was chosen.
-            score = worker.score(job.level, job.round, state, held_out, federation.local.batch_size)
+            score = worker.score(order.level, order.round, state, held_out, federation.local.batch_size)
             totals = score.totals[federation.task.first].flatten().tolist()
             measured |= {"tested": len(held_out), "totals": tuple(totals)}
-        upload = worker.turn(job, state, extra, remembered)
+        upload = worker.turn(order, state, extra, remembered)
         memory.keep(upload.memory)
         measured |= {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start}
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         measured["peak_memory"] = peak if sys.platform == "darwin" else 1024 * peak
-        return encode_reply(upload, job.round, **measured)
+        return encode_reply(upload, order.round, **measured)
 
     def introduce(self, content: RecordDict, context: Context) -> RecordDict:
         """What this node can do."""
@@ -180,9 +181,9 @@ class Node:
 
     def _prepared(self, order: Order, node: NodeConfig, context: Context) -> tuple[Config, Federation, Worker]:
         """What an order's turns are computed with: built once per process, not once per message."""
-        key, objects = (order.config, order.data, node.data_root, node.device), self._objects
+        key, objects = (order.config, order.facts, node.data_root, node.device), self._objects
         if self._own_data:
-            objects = objects | {"data": self._data(context, order.data)}
+            objects = objects | {"data": self._data(context, json.loads(order.facts))}
         if self._built is None or self._built[0] != key:
             config = _agreed(order.config, objects)
             place = dataclasses.replace(config.data, root=node.data_root or config.data.root)

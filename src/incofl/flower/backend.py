@@ -3,6 +3,7 @@
 They are added up in the order of the schedule, so that sums do not depend on who is first; early ones wait on disk.
 """
 
+import json
 import math
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from incofl.client import Upload
 from incofl.config import Config
 from incofl.data import Data, Examples
+from incofl.data.cache import digest
 from incofl.engine.backend import Backend
 from incofl.engine.build import build
 from incofl.engine.executor import Executor, InProcess, Lost
@@ -164,7 +166,7 @@ class GridExecutor(InProcess):
         slice_, rule = self.federation.slice(job.level, job.round, job.client), self.federation.method.server
         held, extra = slice_.look(server.state(job.level)), slice_.look(rule.extra_for_client(server, job.level))
         frozen = {name: held.pop(name) for name in slice_.frozen}
-        return {"model": protocol.arrays(held), "extra": protocol.arrays(extra)}, frozen, protocol.digest(frozen)
+        return {"model": protocol.arrays(held), "extra": protocol.arrays(extra)}, frozen, digest(frozen)
 
     def _send(self, turn: Turn) -> None:
         if turn.node in self._abandoned:
@@ -172,9 +174,18 @@ class GridExecutor(InProcess):
             return
         job, (sent, frozen, frozen_digest), deadline = turn.job, turn.parts, self.settings.deadline
         memory, node = self.fleet.manifest.get(job.client), self.fleet.nodes[job.client]
-        known = Answer(node.client, node.wanted, **node.limits)
-        facts = {name: value for name in FACTS if (value := getattr(self.federation.data, name)) is not None}
-        order = Order(self.fleet.run, self.config.to_toml(), job, memory, known, frozen_digest, facts)
+        known = str(Answer(node.client, node.wanted, **node.limits))
+        facts = json.dumps({name: getattr(self.federation.data, name) for name in FACTS})
+        config = self.config.to_toml()
+        order = Order(
+            **vars(job),
+            run=self.fleet.run,
+            config=config,
+            memory=memory,
+            known=known,
+            frozen=frozen_digest,
+            facts=facts,
+        )
         content = protocol.encode_order(order, sent | ({"frozen": protocol.arrays(frozen)} if turn.with_frozen else {}))
         group = str(job.round + 1)
         message = Message(content, turn.node, MessageType.TRAIN, ttl=deadline + CLOCKS, group_id=group)

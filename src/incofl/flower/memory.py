@@ -11,10 +11,11 @@ from flwr.app import ArrayRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from incofl.data.cache import digest
 from incofl.engine.checkpoint import write_tensors
 from incofl.engine.federation import Federation
 from incofl.engine.store import ClientStore
-from incofl.flower.protocol import Order, arrays, digest
+from incofl.flower.protocol import Order, arrays
 from incofl.tensors import Tensors
 
 FROZEN = "frozen"  # the name under which a node keeps the frozen part of a slice
@@ -24,26 +25,26 @@ class NodeMemory:
     """In a folder, or in Flower's context, which lives as long as the node's process."""
 
     def __init__(self, state: RecordDict, order: Order, folder: str | None) -> None:
-        self._state, self._order, own = state, order, f"client-{order.job.client}"
+        self._state, self._order, own = state, order, f"client-{order.client}"
         self._prefix = f"incofl-{order.run}-{own}-"
         self._folder = Path(folder).expanduser() / order.run / own if folder else None
 
     def recall(self, federation: Federation) -> Tensors | None:
         """The memory that the order names, in the coordinates of its slice; ``None``: it is gone. Drops all others."""
-        job, wanted = self._order.job, self._order.memory
+        order, wanted = self._order, self._order.memory
         self._drop_all_but(FROZEN, *([] if wanted is None else [_name(*wanted)]))
         if wanted is None:
             return {}
         if (memory := self._load(_name(*wanted))) is None:
             return None
         store = ClientStore(federation)
-        store.put(job.client, *wanted, memory)
-        return store.get(job.client, federation.slice(job.level, job.round, job.client))
+        store.put(order.client, *wanted, memory)
+        return store.get(order.client, federation.slice(order.level, order.round, order.client))
 
     def keep(self, memory: Tensors) -> None:
         """Keeps what the node made of its turn, in addition to what it started from."""
         if memory:
-            self._write(_name(self._order.job.level, self._order.job.round), memory)
+            self._write(_name(self._order.level, self._order.round), memory)
 
     def frozen(self, sent: Tensors, own: Callable[[], Tensors]) -> Tensors | None:
         """The frozen part of the slice: as it was sent, now or earlier, or the node's own; ``None``: all are wrong."""

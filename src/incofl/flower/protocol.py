@@ -4,10 +4,9 @@ A reply is data from a stranger. Names, types and shapes are compared exactly wi
 anything is read: a header that promises a terabyte costs nothing. ``engine.round.check`` looks at the values.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from io import BytesIO
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,12 +18,13 @@ from pydantic import AllowInfNan
 from torch import Tensor
 
 from incofl.client import Upload
+from incofl.data.cache import digest
 from incofl.engine.federation import Federation, Job
 from incofl.errors import ConfigError, UploadError
 from incofl.options import options
 from incofl.tensors import Tensors, empty
 
-VERSION = 2  # of everything below; server and nodes must agree
+VERSION = 3  # of everything below; server and nodes must agree
 HEADER = 1024  # bytes that an array's own header may take, at most
 TENSORS = ("update", "buffers", "extra")  # the parts of an upload that are tensors
 NUMBERS = ("client", "level", "examples", "steps", "loss")  # what an upload and a report both say
@@ -32,7 +32,7 @@ NUMBERS = ("client", "level", "examples", "steps", "loss")  # what an upload and
 Whole = Annotated[int, Ge(0), Le(2**53)]
 Finite = Annotated[float, AllowInfNan(False)]
 Kind = Literal["", "unreachable", "crashed", "late", "memory", "frozen", "changed"]
-T = TypeVar("T", "Answer", "Report")
+T = TypeVar("T", "Answer", "Order", "Report")
 
 
 @options("answer")
@@ -53,17 +53,17 @@ class Answer:
         return {key: limit for key in ("memory", "compute", "bandwidth") if (limit := getattr(self, key)) is not None}
 
 
-@dataclass(frozen=True)
-class Order:
+@options("order")
+class Order(Job):
     """What the server tells a node to do."""
 
     run: str  # identifies the run, for what a node remembers of it
     config: str  # the run's config, as TOML
-    job: Job
     memory: tuple[int, int] | None = None  # level and round of the turn from whose memory the node starts
-    known: Answer | None = None  # what the node has said of itself, as far as its slice depends on it
-    frozen: str = ""  # digest of the frozen part of the slice; empty if nothing is frozen
-    data: Mapping[str, Any] = field(default_factory=dict)  # attributes of ``Data`` that one node's may not show
+    known: str = ""  # what the node has said of itself, as far as its slice depends on it; empty: anything
+    frozen: str = digest({})  # identifies the frozen part of the slice
+    facts: str = "{}"  # attributes of ``Data`` that one node's may not show, as JSON
+    version: Whole = VERSION
 
 
 @options("report")
@@ -96,22 +96,13 @@ class Refusal(UploadError):
 
 def encode_order(order: Order, tensors: Mapping[str, ArrayRecord]) -> RecordDict:
     """A turn, with the ``model`` without its frozen part, the method's ``extra``, and ``frozen`` if a node lacks it."""
-    words = {"run": order.run, "config": order.config, "frozen": order.frozen, "memory": list(order.memory or ())}
-    record = ConfigRecord({"version": VERSION, **vars(order.job), **words})
-    known = {} if order.known is None else encode_answer(order.known)
-    return RecordDict({**tensors, "order": record, "data": ConfigRecord(dict(order.data)), **known})
+    return RecordDict({**tensors, "order": ConfigRecord(_plain(order))})
 
 
 def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors, Tensors]:
     """The order, the model, what else the method sends, and the frozen part, if it was sent; the server is trusted."""
-    record = dict(content["order"])
-    if (version := record.pop("version")) != VERSION:
-        raise UploadError(f"the server speaks version {version} of the messages, this node {VERSION}")
-    job = Job(*(record.pop(name) for name in ("client", "level", "round")))
-    known = _read(Answer, content["answer"]) if "answer" in content else None
-    memory, data = tuple(record.pop("memory")) or None, dict(content["data"])
     sent = (content[name].to_torch_state_dict() if name in content else {} for name in ("model", "extra", "frozen"))
-    return Order(job=job, memory=memory, known=known, data=data, **record), *sent
+    return _read(Order, content["order"]), *sent
 
 
 def encode_reply(upload: Upload, round: int, **measured: Any) -> RecordDict:
@@ -185,13 +176,13 @@ def _raise_problem(content: RecordDict) -> None:
         raise Refusal(reason, "frozen" if kind == "frozen" else "")
 
 
-def _plain(said: Answer | Report) -> dict[str, Any]:
-    """What a node says as a record can hold it: lists instead of tuples, and nothing instead of ``None``."""
+def _plain(said: Answer | Order | Report) -> dict[str, Any]:
+    """What is said as a record can hold it: lists instead of tuples, and nothing instead of ``None``."""
     return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(said).items() if v is not None}
 
 
 def _read(cls: type[T], record: Any) -> T:
-    """What a node says, as an object that checks its own values."""
+    """What is said, as an object that checks its own values."""
     what, defaults = f"the {cls.__name__.lower()}", {field.name: field.default for field in fields(cls)}
     if not isinstance(record, ConfigRecord | MetricRecord):
         raise Refusal(f"{what} is not a record of values")
@@ -214,16 +205,6 @@ def one_line(text: str) -> str:
 def arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Named tensors as a record: npy bytes, no pickle."""
     return ArrayRecord({name: Array(value.detach().cpu().numpy()) for name, value in tensors.items()})
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Identifies tensors by their names, types, shapes and values; empty if there are none."""
-    found = hashlib.blake2b(digest_size=16)
-    for name, value in sorted(tensors.items()):
-        array = np.ascontiguousarray(value.detach().cpu().numpy())
-        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        found.update(array.tobytes())
-    return found.hexdigest() if tensors else ""
 
 
 def num_bytes(content: RecordDict) -> int:
