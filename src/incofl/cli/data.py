@@ -72,9 +72,8 @@ def show(
     if data.train.y.dim() == 1:
         lines = [["class", "name", "training", "test"]]
         for label, named in enumerate(names):
-            lines.append(
-                [str(label), named, *(f"{int((part.y == label).sum()):,}" for part in (data.train, data.test))]
-            )
+            counts = [f"{int((part.y == label).sum()):,}" for part in (data.train, data.test)]
+            lines.append([str(label), named, *counts])
         print_table(lines)
     for text in data.train.x[:FEW] if source.sequence else ():
         typer.echo(f"  {decode(text)!r}")

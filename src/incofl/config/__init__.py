@@ -15,17 +15,7 @@ from incofl.errors import ConfigError, nearest
 from incofl.methods import METHODS, all_options
 from incofl.options import from_table
 
-__all__ = [
-    "UNBOUND",
-    "AnyConfig",
-    "Config",
-    "find_parts",
-    "load_config",
-    "make_config",
-    "presets",
-    "read_toml",
-    "read_values",
-]
+__all__ = ["UNBOUND", "AnyConfig", "Config", "find_parts", "load_config", "make_config", "presets", "read_toml"]
 
 AnyConfig = Config | Mapping[str, Any] | str | Path | None
 RENAMED = {"aggregate.server_lr": "server.lr", "heterofl.clip": "local.max_grad_norm"}  # keys of earlier versions
@@ -44,7 +34,7 @@ def make_config(values: AnyConfig = None, overrides: Iterable[str] = (), **objec
         plain, changed = values.to_dict(), changed_options(values)
         said = {key: plain[key] for key in KEYS} | changed if "method" in objects else plain
         objects, values = values.objects | objects, said
-    tree: dict[str, Any] = copy.deepcopy(dict(values) if isinstance(values, Mapping) else read_values(values))
+    tree: dict[str, Any] = copy.deepcopy(_read(values) if isinstance(values, str | Path) else dict(values or {}))
     for override in overrides:
         _set(tree, override)
     # Dates, which TOML has, as they are written; null, which it does not have, is written "none".
@@ -59,15 +49,13 @@ def make_config(values: AnyConfig = None, overrides: Iterable[str] = (), **objec
     return resolve(_checked(tree, given))
 
 
-def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), **objects: Any) -> Config:
-    """Reads a TOML file, or a preset by its name, and applies overrides and objects."""
-    return make_config(path, overrides, **objects)
+load_config = make_config  # the usual name where the values are in a file
 
 
-def read_values(path: str | Path | None) -> dict[str, Any]:
+def _read(path: str | Path) -> dict[str, Any]:
     """The values of a TOML file, or of a preset by its name."""
-    if path is None or Path(path).exists():
-        return {} if path is None else read_toml(path)
+    if Path(path).exists():
+        return read_toml(path)
     if str(path) not in presets():
         raise ConfigError(f"{path}: no such file, nor a preset{nearest(str(path), presets())}")
     return tomllib.loads(presets()[str(path)])
