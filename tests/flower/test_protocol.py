@@ -133,9 +133,9 @@ BAD: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "an old round": (put("report", "round", 2), "it replies for round 2, expected 3"),
     "another client": (put("report", "client", 5), "it replies for client 5, expected 0"),
     "another level": (put("report", "level", 2), "it replies for level 2, expected 1"),
-    "it speaks version 1 of the messages, expected 3": (
+    "another version": (
         put("report", "version", 99),
-        "it speaks version 99 of the messages, expected 3",
+        "the report is of version 99 of the messages, expected 3",
     ),
     "a metric more": (put("report", "bonus", 1), "the report holds 'bonus'"),
     "a metric less": (drop("report", "steps"), "the report lacks 'steps'"),
@@ -227,7 +227,7 @@ def test_orders_and_answers_come_back() -> None:
         ({"version": 3, "client": -1}, r"answer\.client: got -1, expected a whole number from 0"),
         ({"version": 3, "level": "high"}, r"answer\.level: got 'high', expected"),
         ({"version": 3, "memory": True}, r"answer\.memory: got True, expected"),
-        ({"version": 1}, "it speaks version 1 of the messages, expected 3"),
+        ({"version": 1}, "the answer is of version 1 of the messages, expected 3"),
         ({"version": 3, "secret": 1}, "the answer holds 'secret'"),
     ],
 )
@@ -236,6 +236,12 @@ def test_bad_answers_are_refused(record: dict[str, object], reason: str) -> None
         decode_answer(wired(RecordDict({"answer": ConfigRecord(record)})))
     with pytest.raises(UploadError, match=r"the answer lacks 'answer'|holds"):
         decode_answer(RecordDict({"metrics": MetricRecord({"a": 1})}))
+
+
+def test_an_order_of_another_version_is_refused_as_such() -> None:
+    """Whatever else is in it."""
+    with pytest.raises(Refusal, match="the order is of version 2 of the messages, expected 3"):
+        decode_order(wired(RecordDict({"order": ConfigRecord({"version": 2, "job": 1})})))
 
 
 def test_what_is_said_of_a_bad_value_is_short() -> None:

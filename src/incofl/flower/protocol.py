@@ -186,14 +186,13 @@ def _read(cls: type[T], record: Any) -> T:
     what, defaults = f"the {cls.__name__.lower()}", {field.name: field.default for field in fields(cls)}
     if not isinstance(record, ConfigRecord | MetricRecord):
         raise Refusal(f"{what} is not a record of values")
+    if (version := record.get("version", VERSION)) != VERSION:
+        raise Refusal(one_line(f"{what} is of version {version} of the messages, expected {VERSION}"))
     _check_keys(record, {name for name, value in defaults.items() if value is not None or name in record}, what)
     try:
-        said = cls(**record)
+        return cls(**record)
     except ConfigError as problem:
         raise Refusal(one_line(str(problem))) from None
-    if said.version != VERSION:
-        raise Refusal(f"it speaks version {said.version} of the messages, expected {VERSION}")
-    return said
 
 
 def one_line(text: str) -> str:
