@@ -4,9 +4,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import Message
+from safetensors.torch import load_file
 
 import incofl
+from incofl.engine.run_folder import RunFolder
 from incofl.flower import make_client_app, serve
 from incofl.methods import METHODS
 from tests.federations import tiny_config
@@ -30,6 +33,48 @@ def test_two_rounds_are_those_of_the_engine(method: str, tmp_path: Path) -> None
     assert first["bytes_up"] > 0 < first["bytes_down"]
     assert first["seconds"] > 0 < first["cpu_seconds"]
     assert first["peak_memory"] > 10**7
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["method=heteroavg", "split.start=identity"],
+        ["method=heteroavg", "split.start=identity", "split.grow=[1,2]"],
+        ["method=incoscaffold+anchor", "split.start=identity", "split.grow=[1,2]"],
+        ["method=heteroavg+anchor", "anchor.distil=0.5"],
+        ["method=heteroavg+coverage"],
+        ["method=heteroavg+coverage", "coverage.kind=signal"],
+        ["method=incoavg", "inco.rule=norm-only"],
+        ["method=incoavg", "inco.shuffle=true"],
+        ["method=heteroavg+deepscale"],
+    ],
+    ids=" ".join,
+)
+def test_what_leaves_no_device_worse_off_is_that_of_the_engine(keys: list[str], tmp_path: Path) -> None:
+    config = tiny_config(*keys, "rounds=3", "engine.workers=1")
+    incofl.run(config, tmp_path / "here", progress=False)
+    serve(fleet(config), config, settings(tmp_path / "there"))
+    assert final_state(tmp_path / "here") == final_state(tmp_path / "there")
+    assert comparable(tmp_path / "here") == comparable(tmp_path / "there")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["method=heteroavg", "split.grow=[0,0]"],
+        ["method=heteroavg+anchor", "anchor.weight=0"],
+        ["method=heteroavg+coverage", "coverage.c=0"],
+        ["method=heteroavg+deepscale", "deepscale.factor=1"],
+    ],
+    ids=" ".join,
+)
+def test_parts_that_change_nothing_are_heteroavg(keys: list[str], tmp_path: Path) -> None:
+    plain, config = (tiny_config(*words, "rounds=2", "engine.workers=1") for words in (["method=heteroavg"], keys))
+    incofl.run(plain, tmp_path / "here", progress=False)
+    serve(fleet(config), config, settings(tmp_path / "there"))
+    here, there = (load_file(RunFolder(tmp_path / place).checkpoint) for place in ("here", "there"))
+    assert here.keys() == there.keys()
+    assert all(torch.equal(here[name], there[name]) for name in here)
 
 
 @pytest.fixture(scope="module")
