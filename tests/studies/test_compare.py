@@ -305,3 +305,19 @@ def test_the_gain_over_the_best_baseline(incofl: Shell, tmp_path: Path) -> None:
     page = (tmp_path / "comparison.md").read_text()
     assert page.count("| heteroavg |") == 2
     assert "| largestonly |" in page
+
+
+def test_options_of_one_method_do_not_trouble_the_others(incofl: Shell, tmp_path: Path) -> None:
+    """A section of a method of your own, in a comparison with a method that has none."""
+    methods = "heteroavg,tests.own:method,tests.own:method+inco"
+    code, _, err = incofl(
+        "compare", *SMALL, "--set", "scaled.factor=0.5", "-m", methods, "--seeds", "0", "-o", tmp_path, "--quiet"
+    )
+    assert (code, err) == (0, "")
+    configs = json.loads((tmp_path / "comparison.json").read_text())["configs"]
+    assert "scaled" not in configs["heteroavg"]
+    assert configs["tests.own:method"]["scaled"] == {"factor": 0.5}
+    assert configs["tests.own:method+inco"]["inco"]["rule"] == "released"
+    code, _, err = incofl("run", *SMALL, "--method", "tests.own:method+incoo", "--out", tmp_path / "x")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "did you mean 'inco'" in err

@@ -21,11 +21,14 @@ AnyConfig = Config | Mapping[str, Any] | str | Path | None
 RENAMED = {"aggregate.server_lr": "server.lr", "heterofl.clip": "local.max_grad_norm"}  # keys of earlier versions
 
 
-def make_config(values: AnyConfig = None, overrides: Iterable[str] = (), **objects: Any) -> Config:
+def make_config(
+    values: AnyConfig = None, overrides: Iterable[str] = (), also: Iterable[Any] = (), **objects: Any
+) -> Config:
     """A checked config from nested values (as read from TOML), ``key=value`` overrides, and objects.
 
     The values may also be a config, the name of a preset, or the path of a TOML file. Objects replace what the config
     says: ``model``, ``data``, ``method`` and ``task``. Options that are given for a method apply to its object, too.
+    Options of the methods ``also`` may be there, and are ignored.
     """
     if unknown := sorted(objects.keys() - OBJECTS.keys()):
         raise TypeError(f"got an unexpected argument {unknown[0]!r}, expected one of {', '.join(OBJECTS)}")
@@ -46,7 +49,7 @@ def make_config(values: AnyConfig = None, overrides: Iterable[str] = (), **objec
         (tree.setdefault(table, {}) if table else tree)[key] = name = name_of(value)
         if isinstance(value, str) or name in METHODS:
             del given[kind]  # its name says it all
-    return resolve(_checked(tree, given))
+    return resolve(_checked(tree, given, also))
 
 
 load_config = make_config  # the usual name where the values are in a file
@@ -93,10 +96,12 @@ def _set(tree: dict[str, Any], override: str) -> None:
     tree[last] = value
 
 
-def _checked(tree: dict[str, Any], objects: dict[str, Any]) -> Config:
+def _checked(tree: dict[str, Any], objects: dict[str, Any], also: Iterable[Any]) -> Config:
     """The config of a tree, whose tables are sections of ``Config`` or of methods."""
     method = tree.get("method", Config.method)
     sections = SECTIONS | all_options()
+    for other in also:
+        sections |= find("method", "", {"method": other}).options
     if isinstance(method, str) and ":" in method:  # your own, which may have sections of its own
         sections |= find("method", method, objects).options
     dotted = {f"{key}.{name}" for key, table in tree.items() if isinstance(table, dict) for name in table}

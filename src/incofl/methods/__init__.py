@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from incofl.errors import ConfigError, nearest
@@ -98,10 +98,16 @@ def _load(base: str, *added: str) -> "Method":
     method: Method = load_attribute(f"incofl.methods.{_BASES[base][0]}:{base}", "method")
     long = "+".join((base, *added))
     short = next((long.replace(full, name) for full, name in _PAPER_NAMES.items() if long.startswith(full)), long)
+    return dataclasses.replace(_extended(method, added, short), summary=_summary(long))
+
+
+def _extended(method: "Method", added: Sequence[str], name: str) -> "Method":
+    """A method with what the words after its name add, under another name."""
+    if unknown := [key for key in added if key not in _TRANSFORMS]:
+        raise ConfigError(f"method: got {method.name}+{unknown[0]}{nearest(unknown[0], _TRANSFORMS)}")
     parts = [load_attribute(_TRANSFORMS[key][0], "method")() for key in added if key != "anchor"]
     anchor = load_attribute(_TRANSFORMS["anchor"][0], "method")() if "anchor" in added else method.anchor
-    transforms = *method.transforms, *parts
-    return dataclasses.replace(method, name=short, summary=_summary(long), transforms=transforms, anchor=anchor)
+    return dataclasses.replace(method, name=name, transforms=(*method.transforms, *parts), anchor=anchor)
 
 
 def find_method(method: "str | Method") -> "Method":
@@ -111,8 +117,11 @@ def find_method(method: "str | Method") -> "Method":
     from incofl.methods.server_optimizers import ServerSchedule
 
     if isinstance(method, str):
-        found: Method = load_attribute(method, "method", Method) if ":" in method else _named(method)
-        return find_method(found)
+        if ":" not in method:
+            return find_method(_named(method))
+        place, *added = method.split("+")
+        own: Method = load_attribute(place, "method", Method)
+        return find_method(_extended(own, added, "+".join((own.name, *added))))
     uploads, transforms = method.uploads, method.transforms
     if not any(isinstance(transform, UploadNoise) for transform in uploads):
         uploads = method.options.get("noise", UploadNoise()), *uploads

@@ -102,7 +102,7 @@ def compare(
     for seed in range(seeds) if isinstance(seeds, int) else seeds:
         for method in methods:
             objects = {"model": model, "data": data, "method": method, "task": task}
-            chosen = make_config(config, [*overrides, f"seed={seed}"], **objects)
+            chosen = make_config(config, [*overrides, f"seed={seed}"], also=methods, **objects)
             name = chosen.method.removeprefix(GIVEN)
             if arms.setdefault((name, seed), chosen).objects.get("method") != chosen.objects.get("method"):
                 raise ConfigError(
