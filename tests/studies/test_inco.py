@@ -93,7 +93,7 @@ def test_the_last_third_of_the_evaluations_counts() -> None:
     assert setting.values["y"][DEVICES] == {1: 30.0}
 
 
-ARMS = {
+ARMS: dict[str, list[tuple[float | None, ...]]] = {
     "allsmall": [(60.0, 60.0), (62.0, 62.0), (61.0, 61.0)],
     "largestonly": [(None, 70.0), (None, 66.0), (None, 65.0)],
     "fedavg": [(50.0, 64.0), (52.0, 60.0), (51.0, 62.0)],
@@ -153,7 +153,7 @@ def test_no_verdict_from_one_seed() -> None:
 def test_from_the_command_line(incofl: Shell, tmp_path: Path) -> None:
     code, out, _ = incofl("reproduce", "inco", "--part", "b", "--dry-run")
     assert code == 0
-    assert "inco, part b: 7 cells, 21 runs" in out
+    assert "inco, part b: 9 cells, 27 runs" in out
     code, out, err = incofl("reproduce", "inco", "--part", "e")
     assert (code, err.count("\n")) == (2, 1)
     assert "--part: got 'e'" in err
