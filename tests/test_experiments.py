@@ -29,6 +29,11 @@ def test_tables_are_made_from_the_numbers(script: Any) -> None:
         assert (RESULTS / f"{name}.md").read_text() == text, "run: python experiments/collect.py"
 
 
+def test_the_study_of_inco_is_made_from_its_evaluations(script: Any) -> None:
+    for path, text in script("inco/collect")["pages"]().items():
+        assert path.read_text() == text, "run: python experiments/inco/collect.py"
+
+
 def test_half_width_is_the_interval_of_the_t_test(script: Any) -> None:
     values = [1.0, 2.0, 4.5]
     interval = ttest_1samp(values, 0).confidence_interval(0.95)

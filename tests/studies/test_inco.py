@@ -81,7 +81,7 @@ def test_csv_and_back(tmp_path: Path) -> None:
     rows = [evaluation("allsmall", 1, 10, 50.0, 50.0), evaluation("largestonly", 2, 20, None, 61.25)]
     write_csv(tmp_path / "x.csv", rows)
     assert read_csv(tmp_path / "x.csv") == rows
-    assert (tmp_path / "x.csv").read_text().splitlines()[2] == "here,largestonly,accuracy,2,20,,,61.25"
+    assert (tmp_path / "x.csv").read_text().splitlines()[2] == ",here,largestonly,accuracy,2,20,,,61.25"
 
 
 def test_the_last_third_of_the_evaluations_counts() -> None:
@@ -159,4 +159,4 @@ def test_from_the_command_line(incofl: Shell, tmp_path: Path) -> None:
     assert "--part: got 'e'" in err
     code, out, err = incofl("reproduce", "inco", "--part", "b", "--tables-only", "--out", tmp_path)
     assert (code, err) == (0, "")
-    assert (tmp_path / "inco-b.csv").read_text().startswith("column,arm,metric,seed,round,devices")
+    assert (tmp_path / "inco-b.csv").read_text().startswith("commit,column,arm,metric,seed,round,devices")

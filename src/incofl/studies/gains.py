@@ -37,6 +37,7 @@ class Evaluation:
     round: int
     levels: tuple[float | None, ...]  # what a device gets; none where the arm has no model that it can hold
     devices: float | None  # the mean over devices; none where some get nothing
+    commit: str = ""  # of the code that made the run
 
 
 def evaluations(folder: Path) -> list[Row]:
@@ -46,13 +47,15 @@ def evaluations(folder: Path) -> list[Row]:
 
 def evaluations_by_device(column: str, arm: str, seed: int, folder: Path, counts: Sequence[int]) -> list[Evaluation]:
     """Every evaluation of a run by every metric, with the number of devices that can hold each level."""
-    levels, found = json.loads(RunFolder(folder).summary.read_text())["levels"], []
+    records, found = RunFolder(folder), list[Evaluation]()
+    levels = json.loads(records.summary.read_text())["levels"]
+    commit = str(json.loads(records.environment.read_text())["commit"])[:12]
     for row in evaluations(folder):
         for metric, values in {"accuracy": row["accuracy_by_level"], **row.get("metrics", {})}.items():
             known = dict(zip(levels, values, strict=True))
             held = [_held(level, known) for level in range(len(counts))]
             mean = _mean_over_devices(held, counts)
-            found.append(Evaluation(column, arm, metric, seed, row["round"], tuple(held), mean))
+            found.append(Evaluation(column, arm, metric, seed, row["round"], tuple(held), mean, commit))
     return found
 
 

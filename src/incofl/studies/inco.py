@@ -6,7 +6,6 @@ fleet can do without slices of one model: its baselines.
 """
 
 import csv
-import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from importlib import resources
 from pathlib import Path
 
 from incofl.engine.build import outline
-from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, nearest
 from incofl.statistics import plus_minus
 from incofl.studies.compare import folder_of, markdown
@@ -72,10 +70,10 @@ def write_csv(path: Path, rows: Sequence[Evaluation]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         names = [f"level {level}" for level in range(levels)]
-        writer.writerow(["column", "arm", "metric", "seed", "round", DEVICES, *names])
+        writer.writerow(["commit", "column", "arm", "metric", "seed", "round", DEVICES, *names])
         for row in rows:
             values = ["" if value is None else value for value in (row.devices, *row.levels)]
-            writer.writerow([row.column, row.arm, row.metric, row.seed, row.round, *values])
+            writer.writerow([row.commit, row.column, row.arm, row.metric, row.seed, row.round, *values])
 
 
 def read_csv(path: Path) -> list[Evaluation]:
@@ -83,9 +81,9 @@ def read_csv(path: Path) -> list[Evaluation]:
     rows = []
     with path.open(encoding="utf-8", newline="") as file:
         _, *lines = csv.reader(file)
-    for column, arm, metric, seed, round_, *values in lines:
+    for commit, column, arm, metric, seed, round_, *values in lines:
         devices, *levels = (float(value) if value else None for value in values)
-        rows.append(Evaluation(column, arm, metric, int(seed), int(round_), tuple(levels), devices))
+        rows.append(Evaluation(column, arm, metric, int(seed), int(round_), tuple(levels), devices, commit))
     return rows
 
 
@@ -107,23 +105,25 @@ def tables(part: Part, rows: Sequence[Evaluation]) -> str:
     return "\n".join(pages)
 
 
-def save(part: Part, table: Sequence[Cell], out: Path, command: str) -> Path:
-    """Writes the evaluations of the finished runs as CSV, and what they say as Markdown, which it returns."""
-    rows = collect(table, out / "runs")
-    write_csv(out / f"{part.study.name}.csv", rows)
-    finished = [folder for cell in table for arm in cell.arms if (folder := folder_of(out / "runs", arm)).exists()]
-    places = [RunFolder(folder).environment for folder in finished]
-    commits = sorted({str(json.loads(path.read_text())["commit"]) for path in places if path.exists()})
-    seeds = f"seeds {part.scale.seeds[0]} to {part.scale.seeds[-1]}"
-    page = out / f"{part.study.name}.md"
+def page(part: Part, rows: Sequence[Evaluation], command: str) -> str:
+    """The evaluations of a part as a page in Markdown."""
+    commits, seeds = sorted({row.commit for row in rows}), sorted({row.seed for row in rows})
     text = [
         f"# {part.study.title}",
-        f"{part.scale.summary}",
-        f"`{command}`, {seeds}, commit {', '.join(commits)}.",
+        f"{part.scale.summary} `{command}`, commit {', '.join(commits)}; {len(seeds)} of the seeds "
+        f"{part.scale.seeds[0]} to {part.scale.seeds[-1]} have finished runs.",
         "Test accuracy in percent, mean of the last third of the evaluations, ± half width of the 95 % interval over "
         f"the seeds (Student's t, paired). Differences: {GAP}. No level worse: the interval of every level ends above "
         f"{NOT_WORSE} points. Largest better: after correction.",
         tables(part, rows),
     ]
-    page.write_text("\n\n".join(text), encoding="utf-8")
-    return page
+    return "\n\n".join(text)
+
+
+def save(part: Part, table: Sequence[Cell], out: Path, command: str) -> Path:
+    """Writes the evaluations of the finished runs as CSV, and what they say as Markdown, which it returns."""
+    rows = collect(table, out / "runs")
+    write_csv(out / f"{part.study.name}.csv", rows)
+    path = out / f"{part.study.name}.md"
+    path.write_text(page(part, rows, command), encoding="utf-8")
+    return path
