@@ -19,7 +19,7 @@ from incofl.method import Method
 from incofl.models import Model
 from incofl.server import Server
 from incofl.split import Slice, Splitter, submodel
-from incofl.tensors import Inputs, call, map_inputs
+from incofl.tensors import Inputs, call, map_inputs, only
 
 PLAIN = Method("plain")
 # The limits of a device, each with the units in which it can be written, and the decimal prefixes of units.
@@ -47,10 +47,10 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
     # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
     copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
     for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
-        slice_ = splitter.slice(model.layout, level, 0)
+        slice_ = splitter.slice(model.layout, level, 0, client=0)
         parameters = sum(math.prod(slice_.shapes[name]) for name in model.layout.parameters & slice_.shapes.keys())
-        frozen = sum(math.prod(slice_.shapes[name]) for name in slice_.frozen)
-        transfer = slice_.num_bytes(model.initial)
+        frozen = sum(math.prod(slice_.shapes[name]) for name in slice_.frozen | slice_.given)
+        transfer, given = (slice_.num_bytes(part) for part in (model.initial, only(model.initial, slice_.given)))
         received, uploaded, held = method_bytes(model, slice_, level, method)
         macs, activations = forward_costs(model, slice_, settings.batch_size)
         if method.anchor.on and level:  # the smallest path is trained, too
@@ -58,7 +58,8 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
             activations += smallest[1]
         smallest = (macs, activations) if not level else smallest
         memory = 4 * (copies * parameters + frozen) + activations + held
-        found.append(Cost(level, depth, width, parameters, macs, transfer + received, transfer + uploaded, memory))
+        down, up = transfer + received, transfer - given + uploaded
+        found.append(Cost(level, depth, width, parameters, macs, down, up, memory))
     return found
 
 

@@ -193,6 +193,7 @@ class Run:
         remembered = dict(store.manifest)
         stats = RoundStats(
             extra_of=functools.partial(federation.method.server.extra_for_client, server),
+            sent=server.shared,
             on_upload=self._progress.uploaded,
             on_accepted=functools.partial(store.keep, server.round),
             trace=trace,
