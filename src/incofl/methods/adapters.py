@@ -6,7 +6,6 @@ level holds the first r of R ranks of each. The scale is alpha / R at every leve
 
 import dataclasses
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -118,45 +117,36 @@ def _inject(model: nn.Module, layout: Layout, lora: Lora, rank: int) -> dict[str
         raise ConfigError("method: adapters need peft: pip install 'incofl[lora]'") from None
     if any(isinstance(module, LoraLayer) for module in model.modules()):
         raise ConfigError("model: it has adapters already, expected the model without: the method adds them")
-    targets = _targets(model, layout, lora)
-    made: Any = LoraConfig(
-        r=rank, lora_alpha=lora.scale(rank) * rank, lora_dropout=lora.dropout, target_modules=targets
-    )
+    targets, size = _targets(model, layout, lora), lora.scale(rank) * rank
+    made: Any = LoraConfig(r=rank, lora_alpha=size, lora_dropout=lora.dropout, target_modules=targets)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the inputs come first in some weights, which it sees to
-        try:
-            inject_adapter_in_model(made, model)
-        except ValueError as problem:
-            raise ConfigError(f"lora.targets: {' '.join(str(problem).split())}") from None
+        inject_adapter_in_model(made, model)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # else it may compute with the weights alone, past the adapters
     found = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-    if odd := [name for name, module in found.items() if "default" not in module.lora_A]:
-        raise ConfigError(f"lora.targets: got {odd[0]!r}, expected linear layers or convolutions")
     return {name: bool(getattr(module, "fan_in_fan_out", False)) for name, module in found.items()}
 
 
 def _targets(model: nn.Module, layout: Layout, lora: Lora) -> list[str]:
     """The names of the layers that get adapters."""
+    modules, head, owner = dict(model.named_modules()), head_of(layout), layout.block_of
+    linear = {name for name, m in modules.items() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"}
     if lora.targets == "all":
-        inside = {f"{name}." for name, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)}
-        owner, head = layout.block_of, head_of(layout)
-
-        def fits(name: str, module: nn.Module) -> bool:
-            linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # of transformers
-            weight = f"{name}.weight"
-            in_place = owner.get(weight) in layout.blocks if layout.blocks else weight in owner and weight not in head
-            return linear and in_place and not any(map(name.startswith, inside))  # which uses its weights by itself
-
-        what: Callable[[str, nn.Module], bool] = fits
+        inside = tuple(f"{n}." for n, m in modules.items() if isinstance(m, nn.MultiheadAttention))  # adds no adapters
+        weights = {name: f"{name}.weight" for name in modules if name in linear and not name.startswith(inside)}
+        places = [name for name, weight in weights.items() if owner.get(weight) in layout.blocks]
+        found = places or [name for name, weight in weights.items() if weight in owner and weight not in head]
     else:
-        chosen = lora.targets
-        what = lambda name, _: _ends(name, chosen)  # noqa: E731 (one of two conditions)
-    if not (found := [name for name, module in model.named_modules() if what(name, module)]):
-        names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        some = f"names of layers such as {', '.join(names[:3])}" if names else "names of layers"
+        found = [name for name in modules if _ends(name, lora.targets)]
+    if not found:
+        some = f"names of layers such as {', '.join(sorted(linear)[:3])}" if linear else "names of layers"
         raise ConfigError(f"lora.targets: got {lora.targets!r}, which no layer of the model is, expected {some}")
+    for name in found:
+        if name not in linear and not isinstance(modules[name], nn.modules.conv._ConvNd):
+            kind = type(modules[name]).__name__
+            raise ConfigError(f"lora.targets: got {name!r}, which is {kind}, expected linear layers or convolutions")
     return found
 
 
