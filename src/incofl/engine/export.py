@@ -27,6 +27,7 @@ def export_adapter(folder: str | Path, out: str | Path, level: int = -1, **objec
         raise ConfigError("export-adapter: needs peft: pip install 'incofl[lora]'") from None
     config, federation, server = open_run(folder, level, **objects)
     layout, module = federation.model.layout, federation.module(server, level)
+    layer_of: Any = module.get_submodule
     if not (known := adapters(layout)):
         raise RunError(f"{folder}: {config.method} trains no adapters")
     if missing := layout.axes.keys() - module.state_dict().keys():
@@ -35,16 +36,15 @@ def export_adapter(folder: str | Path, out: str | Path, level: int = -1, **objec
     state, model = module.state_dict(), federation.model
     if layout.given and config.model.pretrained is not None:
         model = with_pretrained(model, config.model.pretrained)
-    tensors, ranks, alphas = Tensors(), dict[str, int](), dict[str, float]()
+    tensors, ranks, alphas = Tensors(), dict[str, int](), dict[str, Any]()  # alpha may be a fraction
     for adapter in known:
         layer = adapter.a.removesuffix(A)
-        scale = module.get_submodule(layer).scaling["default"]  # type: ignore[operator, index, union-attr]  # peft's
+        scale: Any = layer_of(layer).scaling["default"]
         a, b = state[adapter.a], state[adapter.b]
         if layout.given:
-            change = (state[adapter.base] - model.initial[adapter.base]).flatten(1) + scale * b.flatten(1) @ a.flatten(
-                1
-            )
-            a, b, scale = *_factors(change, a, b), 1.0
+            moved = (state[adapter.base] - model.initial[adapter.base]).flatten(1)
+            a, b = _factors(moved + scale * b.flatten(1) @ a.flatten(1), a, b)
+            scale = 1.0
         ranks[layer], alphas[layer] = len(a), scale * len(a)
         tensors |= {f"{PREFIX}{layer}.lora_A.weight": a, f"{PREFIX}{layer}.lora_B.weight": b}
     whole = {name.rpartition(".")[0] for name in layout.parameters if not name.endswith((A, B))}
@@ -52,12 +52,12 @@ def export_adapter(folder: str | Path, out: str | Path, level: int = -1, **objec
     largest = max(ranks, key=lambda layer: ranks[layer])
     saved = LoraConfig(
         r=ranks[largest],
-        lora_alpha=alphas[largest],  # type: ignore[arg-type]  # it may be a fraction
+        lora_alpha=alphas[largest],
         rank_pattern={layer: rank for layer, rank in ranks.items() if rank != ranks[largest]},
         alpha_pattern={layer: alphas[layer] for layer, rank in ranks.items() if rank != ranks[largest]},
         target_modules=sorted(ranks),
         modules_to_save=sorted(whole) or None,
-        fan_in_fan_out=any(getattr(module.get_submodule(layer), "fan_in_fan_out", False) for layer in ranks),
+        fan_in_fan_out=any(getattr(layer_of(layer), "fan_in_fan_out", False) for layer in ranks),
         base_model_name_or_path=config.model.pretrained,
         inference_mode=True,
     )

@@ -117,8 +117,9 @@ def _inject(model: nn.Module, layout: Layout, lora: Lora, rank: int) -> dict[str
         raise ConfigError("method: adapters need peft: pip install 'incofl[lora]'") from None
     if any(isinstance(module, LoraLayer) for module in model.modules()):
         raise ConfigError("model: it has adapters already, expected the model without: the method adds them")
-    targets, size = _targets(model, layout, lora), lora.scale(rank) * rank
-    made: Any = LoraConfig(r=rank, lora_alpha=size, lora_dropout=lora.dropout, target_modules=targets)
+    alpha: Any = lora.scale(rank) * rank  # which peft takes for a whole number, and need not be one
+    targets = _targets(model, layout, lora)
+    made = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=lora.dropout, target_modules=targets)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the inputs come first in some weights, which it sees to
         inject_adapter_in_model(made, model)

@@ -56,7 +56,8 @@ class Factors:
     @classmethod
     def of(cls, adapter: Adapter, state: Tensors, weight: float = 1.0) -> "Factors":
         """Those of a state, in float64; the kernels of convolutions in rows."""
-        return cls(*(state[name].double().flatten(1) for name in (adapter.a, adapter.b)), weight)
+        a, b = (state[name].double().flatten(1) for name in (adapter.a, adapter.b))
+        return cls(a, b, weight)
 
     @property
     def rank(self) -> int:
