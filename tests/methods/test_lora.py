@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import incofl
@@ -444,3 +445,24 @@ def test_a_model_that_has_adapters_is_refused() -> None:
     model: Any = model_of(RankRule())
     with pytest.raises(ConfigError, match="model: it has adapters already, expected the model without"):
         RankRule().extend(model.template, model.layout, 3)
+
+
+@pytest.mark.parametrize("name", ["flora", "random-ranks", "rolora"])
+def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    """Also where the adapted weights change, where a slice is a client's own, and where one factor is uploaded."""
+    for workers in (1, 2):
+        incofl.run(config(name, f"engine.workers={workers}"), tmp_path / str(workers), progress=False)
+    one, two = (RunFolder(tmp_path / str(workers)).checkpoint.read_bytes() for workers in (1, 2))
+    assert one == two
+
+
+def test_pretrained_weights_are_put_inside(tmp_path: Path) -> None:
+    """Under the names that they have in a model without adapters."""
+    plain = outline(config("heteroavg", "split.levels=1")).model.initial
+    file = tmp_path / "model.safetensors"
+    save_file({name: value + 1 for name, value in plain.items()}, file)
+    adapted, chosen = config("flexlora"), config("flexlora", f"model.pretrained={file}")
+    fresh, model = build(adapted).model.initial, build(chosen).model.initial
+    for name, value in model.items():
+        source = plain.get(name.replace(".base_layer", ""))
+        assert torch.equal(value, fresh[name] if source is None else source + 1)
