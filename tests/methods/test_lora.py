@@ -13,9 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import incofl
+from incofl.anchor import SmallestPath
 from incofl.client import Upload
 from incofl.engine.build import build, outline
 from incofl.engine.run_folder import RunFolder
+from incofl.engine.worker import Worker
 from incofl.errors import ConfigError, LayoutError
 from incofl.layout import Layout
 from incofl.method import Method
@@ -466,3 +468,25 @@ def test_pretrained_weights_are_put_inside(tmp_path: Path) -> None:
     for name, value in model.items():
         source = plain.get(name.replace(".base_layer", ""))
         assert torch.equal(value, fresh[name] if source is None else source + 1)
+
+
+def test_the_smallest_path_has_the_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``+anchor``, what larger clients train in addition is the model of the smallest level."""
+    federation = build(config("covered+anchor", "local.batch_size=8"))
+    worker, server = Worker(federation), federation.start()
+    seen = []
+
+    def compared(self: SmallestPath, model: nn.Module, task: Any, x: Any, y: Tensor, step: int) -> Tensor | None:
+        loss = original(self, model, task, x, y, step)
+        small = federation.module(server, 0)
+        if step == 0:
+            seen.append((loss, task.loss(small(x), y)))
+        return loss
+
+    original = SmallestPath.loss
+    monkeypatch.setattr(SmallestPath, "loss", compared)
+    job = federation.schedule(0, 6)[0]
+    assert job.level == 2
+    assert torch.isfinite(torch.tensor(worker.train(server, job).loss))
+    ((loss, expected),) = seen
+    assert torch.allclose(loss, expected, atol=1e-5)

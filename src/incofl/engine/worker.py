@@ -105,12 +105,12 @@ class Worker:
 
     def _smallest(self, job: Job) -> SmallestPath | None:
         """The smallest path in the model of a larger level, if the method trains it."""
-        f, shapes = self._federation, self._federation.model.layout.shapes
+        f, layout = self._federation, self._federation.model.layout
         if not f.method.anchor.on or job.level == 0:
             return None
         small, large = (f.slice(level, job.round, job.client) for level in (0, job.level))
-        parameters = f.model.layout.parameters & small.index.keys()
-        index = {name: within(small.index[name], large.index[name], shapes[name]) for name in parameters}
+        names = small.index.keys() & (layout.parameters | layout.frozen | layout.given)
+        index = {name: within(small.index[name], large.index[name], layout.shapes[name]) for name in names}
         return SmallestPath(f.method.anchor, self.module(0, job.round), Slice(index, small.shapes))
 
     def evaluate(self, server: Server, level: int, examples: Examples) -> Score:
