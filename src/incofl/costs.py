@@ -18,7 +18,7 @@ from incofl.errors import ConfigError, nearest
 from incofl.method import Method
 from incofl.models import Model
 from incofl.server import Server
-from incofl.split import Slice, Splitter, submodel
+from incofl.split import RANK, Slice, Splitter, kept, submodel
 from incofl.tensors import Inputs, call, map_inputs, only
 
 PLAIN = Method("plain")
@@ -39,11 +39,17 @@ class Cost:
     bytes_down: int  # that a client receives per round: parameters, buffers, and what the method adds
     bytes_up: int  # that it sends
     memory: int  # estimated peak of training in bytes, without the framework itself
+    rank: int | None = None  # of low-rank adapters, if that is what levels differ in
+
+    @property
+    def share(self) -> tuple[str, str]:
+        """What of the layers is kept: the name of that number, and the number."""
+        return ("width", f"{self.width:g}") if self.rank is None else ("rank", str(self.rank))
 
 
 def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
     """The cost of each level, smallest first."""
-    found, smallest = [], (0, 0)
+    found, smallest, ranks = [], (0, 0), model.layout.named_axes.get(RANK)
     # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
     copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
     for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
@@ -59,7 +65,8 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
         smallest = (macs, activations) if not level else smallest
         memory = 4 * (copies * parameters + frozen) + activations + held
         down, up = transfer + received, transfer - given + uploaded
-        found.append(Cost(level, depth, width, parameters, macs, down, up, memory))
+        rank = None if ranks is None else kept(ranks.size, width)
+        found.append(Cost(level, depth, width, parameters, macs, down, up, memory, rank))
     return found
 
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from incofl.split import Splitter, submodel
 from incofl.tensors import Tensors
 from tests.federations import run_rounds, tiny_config
 from tests.own import Net
+from tests.shell import Shell
 
 pytest.importorskip("peft")
 RANKS = (2, 4, 8)
@@ -490,3 +493,13 @@ def test_the_smallest_path_has_the_frozen_weights(monkeypatch: pytest.MonkeyPatc
     assert torch.isfinite(torch.tensor(worker.train(server, job).loss))
     ((loss, expected),) = seen
     assert torch.allclose(loss, expected, atol=1e-5)
+
+
+def test_plan_names_the_ranks(incofl: Shell) -> None:
+    words = [word for setting in SMALL for word in ("--set", setting)]
+    code, out, _ = incofl("plan", "--method", "flexlora", *words)
+    assert code == 0
+    assert re.search(r"level +blocks +rank +params", out)
+    assert re.findall(r"^ +\d +6 +(\d) ", out, re.MULTILINE) == ["2", "4", "8"]
+    code, out, _ = incofl("plan", "--method", "flexlora", "--json", *words)
+    assert [level["rank"] for level in json.loads(out)["levels"]] == [2, 4, 8]

@@ -25,7 +25,6 @@ def plan(
     from incofl.cli.display import print_table
     from incofl.costs import human
     from incofl.engine.build import plan_fleet, split_kind
-    from incofl.split import RANK
 
     overrides = arg.overrides(set_, method=method, model=model)
     resolved, federation, fleet = plan_fleet(config, overrides, devices, ignore_limits)
@@ -40,14 +39,11 @@ def plan(
         numbers["devices"] = [asdict(device) | {"level": level} for device, level in fleet]
         typer.echo(json.dumps(numbers | {"kept_whole": dict(kept_whole)}, indent=2))
         return
-    ranks = layout.named_axes[RANK].size if kind == "rank" else 1
-    lines = [
-        ["level", "blocks", "rank" if kind == "rank" else "width", "params", "MACs", "down", "up", "memory", "clients"]
-    ]
+    lines = [["level", "blocks", levels[0].share[0], "params", "MACs", "down", "up", "memory", "clients"]]
     for cost in levels:
         sizes = [human(size, "B") for size in (cost.bytes_down, cost.bytes_up, cost.memory)]
         counts = [human(cost.parameters), human(cost.macs), *sizes, str(clients[cost.level])]
-        lines.append([str(cost.level), " ".join(map(str, cost.blocks)), f"{ranks * cost.width:g}", *counts])
+        lines.append([str(cost.level), " ".join(map(str, cost.blocks)), cost.share[1], *counts])
     print_table(lines, f"{wanted.name} at width {wanted.width:g}, {kind} splitting, {data.name}")
     typer.echo("MACs of a forward pass of one example; bytes a round; memory of training, estimated")
     typer.echo(f"mean over the {sum(clients)} clients: {human(mean)} parameters")
