@@ -503,3 +503,12 @@ def test_plan_names_the_ranks(incofl: Shell) -> None:
     assert re.findall(r"^ +\d +6 +(\d) ", out, re.MULTILINE) == ["2", "4", "8"]
     code, out, _ = incofl("plan", "--method", "flexlora", "--json", *words)
     assert [level["rank"] for level in json.loads(out)["levels"]] == [2, 4, 8]
+
+
+@pytest.mark.parametrize("name", ["flexlora+inco", "raflora+adam", "flora+momentum", "fedex+coverage", "flexlora"])
+def test_values_are_not_transformed(name: str) -> None:
+    step = [] if "+" in name else ["server.lr=0.5"]
+    odd = name.partition("+")[2] or "schedule"
+    with pytest.raises(ConfigError, match=rf"sets values, which {odd} would spoil, expected no such transform"):
+        build(config(name, *step))
+    build(config(name.partition("+")[0], "server.lr=1.0"))

@@ -27,7 +27,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,10 +54,13 @@ class Factors:
     weight: float = 1.0
 
     @classmethod
-    def of(cls, adapter: Adapter, state: Tensors, weight: float = 1.0) -> "Factors":
-        """Those of a state, in float64; the kernels of convolutions in rows."""
-        a, b = (state[name].double().flatten(1) for name in (adapter.a, adapter.b))
-        return cls(a, b, weight)
+    def of(cls, adapter: Adapter, state: Tensors) -> "Factors":
+        """Those of a state; the kernels of convolutions in rows."""
+        return cls(state[adapter.a].flatten(1), state[adapter.b].flatten(1))
+
+    def exact(self, weight: float = 1.0) -> "Factors":
+        """The same in float64, with a weight."""
+        return Factors(self.a.double(), self.b.double(), weight)
 
     @property
     def rank(self) -> int:
@@ -73,10 +76,17 @@ class Factors:
         return math.sqrt(max(float(((self.b.T @ self.b) * (self.a @ self.a.T)).sum()), 0.0))
 
 
+class Turn(NamedTuple):
+    """A client's weight, and the factors that it ends with."""
+
+    weight: float
+    factors: dict[Adapter, Factors]
+
+
 def shares(parts: Sequence[Factors]) -> list[Factors]:
-    """The same factors with weights that sum to 1."""
+    """The same factors with weights that sum to 1; equal ones where all are 0."""
     total = sum(part.weight for part in parts)
-    return [dataclasses.replace(part, weight=part.weight / total) for part in parts]
+    return [dataclasses.replace(part, weight=part.weight / total if total else 1 / len(parts)) for part in parts]
 
 
 def svd_of_sum(parts: Sequence[Factors]) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,32 +129,27 @@ class FactorRule(AdapterRule):
         """The new factors of an adapter, from those before the round, their covered mean, and those of its clients."""
         return mean
 
-    def weigh(self, turns: Sequence[dict[Adapter, Factors]]) -> list[float]:
-        """The weight of each client in products of its factors."""
-        return [next(iter(turn.values())).weight for turn in turns]
+    def weigh(self, turn: Turn) -> float:
+        """The weight of a client in sums of products."""
+        return turn.weight
 
     def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
-        known, turns = adapters(server.layout), list[dict[Adapter, Factors]]()
+        known, turns = adapters(server.layout), list[Turn]()
 
         def watched() -> Iterator[Sequence[Upload]]:
             for uploads in arrivals:
-                turns.extend(self._factors(server, upload, known) for upload in uploads)
+                turns.extend(self._turn(server, upload, known) for upload in uploads)
                 yield uploads
 
         changes = super().aggregate(server, watched())
-        if not turns:
-            return changes
         values, weights, given = dict(changes.shared.values), dict(changes.shared.weight), dict[str, Tensor]()
-        turns = [
-            {adapter: dataclasses.replace(part, weight=weight) for adapter, part in turn.items()}
-            for turn, weight in zip(turns, self.weigh(turns), strict=True)
-        ]
         with one_thread():  # so that bits do not depend on how many there are
+            weighed = [(self.weigh(turn), turn.factors) for turn in turns]
             for adapter in known:
-                if parts := shares([turn[adapter] for turn in turns if adapter in turn]):
-                    old = Factors.of(adapter, server.shared)
+                if held := [factors[adapter].exact(p) for p, factors in weighed if adapter in factors]:
+                    old, parts = Factors.of(adapter, server.shared).exact(), shares(held)
                     moved = {name: server.shared[name] + values.get(name, 0) for name in adapter[:2]}
-                    mean = Factors.of(adapter, moved)
+                    mean = Factors.of(adapter, moved).exact()
                     new = self.combine(old, mean, parts)
                     for name, before, after in ((adapter.a, old.a, new.a), (adapter.b, old.b, new.b)):
                         if new is not mean:
@@ -159,12 +164,12 @@ class FactorRule(AdapterRule):
         """The products that are added to the adapted weight."""
         return []
 
-    def _factors(self, server: Server, upload: Upload, known: Sequence[Adapter]) -> dict[Adapter, Factors]:
+    def _turn(self, server: Server, upload: Upload, known: Sequence[Adapter]) -> Turn:
         """What a client ends with: what it received and its update."""
         held = [adapter for adapter in known if adapter.a in upload.slice.index]
         received = upload.slice.look({name: server.shared[name] for adapter in held for name in adapter[:2]})
         final = {name: value + upload.update.get(name, 0) for name, value in received.items()}
-        return {adapter: Factors.of(adapter, final, self.weight(upload)) for adapter in held}
+        return Turn(self.weight(upload), {adapter: Factors.of(adapter, final) for adapter in held})
 
 
 def merged(server: Server, adapter: Adapter, parts: Sequence[Factors], lora: Lora) -> Tensor:
@@ -179,9 +184,8 @@ def merged(server: Server, adapter: Adapter, parts: Sequence[Factors], lora: Lor
 class HetLoRA(FactorRule):
     """Zeros in place of ranks that a client does not have; heavier where it has learned more."""
 
-    def weigh(self, turns: Sequence[dict[Adapter, Factors]]) -> list[float]:
-        norms = [sum(part.norm for part in turn.values()) for turn in turns]
-        return norms if all(norms) else [1.0] * len(turns)
+    def weigh(self, turn: Turn) -> float:
+        return sum(part.exact().norm for part in turn.factors.values())
 
     def combine(self, old: Factors, mean: Factors, parts: Sequence[Factors]) -> Factors:
         largest = max(part.rank for part in parts)
@@ -196,12 +200,16 @@ class HetLoRA(FactorRule):
 class FlexLoRA(FactorRule):
     """The mean of the products, cut into ranks."""
 
+    sets_values = True
+
     def combine(self, old: Factors, mean: Factors, parts: Sequence[Factors]) -> Factors:
         return cut_ranks(parts, old, balanced=False)
 
 
 class RaFLoRA(FactorRule):
     """The mean of the products, of each band of ranks over those that hold it, cut into ranks."""
+
+    sets_values = True
 
     def combine(self, old: Factors, mean: Factors, parts: Sequence[Factors]) -> Factors:
         ranks = sorted({part.rank for part in parts})
@@ -214,6 +222,8 @@ class RaFLoRA(FactorRule):
 
 class Merging(FactorRule):
     """A rule that changes the adapted weights."""
+
+    sets_values = True
 
     def check(self, setting: Setting) -> None:
         if odd := [n for n, module in setting.model.named_modules() if getattr(module, "fan_in_fan_out", False)]:
