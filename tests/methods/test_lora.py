@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import incofl
 from incofl.anchor import SmallestPath
 from incofl.client import Upload
-from incofl.engine.build import build, outline
+from incofl.engine.build import build, outline, plan_fleet
 from incofl.engine.run_folder import RunFolder
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError, LayoutError
@@ -433,6 +433,7 @@ def test_torch_encoders_compute_with_their_adapters() -> None:
             "lora.targets: got 'blocks.0', which is ResidualBlock, expected linear layers or conv",
         ),
         (["lora.dropout=1.0"], "lora.dropout: got 1.0, expected a number >= 0 and < 1"),
+        (["split.depth=[2, 4, 6]", "split.start=identity"], "split.start: got 'identity', expected 'random': blocks."),
         (["method=heteroavg", "split.kind=rank"], "split.kind: got 'rank', expected another: the method adds no"),
         (
             ["model.name=tiny-resnet"],
@@ -442,7 +443,7 @@ def test_torch_encoders_compute_with_their_adapters() -> None:
 )
 def test_refusals(overrides: list[str], problem: str) -> None:
     with pytest.raises((ConfigError, LayoutError)) as caught:
-        outline(config("covered", *overrides))
+        build(config("covered", *overrides))
     assert problem in str(caught.value)
 
 
@@ -477,7 +478,7 @@ def test_the_smallest_path_has_the_frozen_weights(monkeypatch: pytest.MonkeyPatc
     """With ``+anchor``, what larger clients train in addition is the model of the smallest level."""
     federation = build(config("covered+anchor", "local.batch_size=8"))
     worker, server = Worker(federation), federation.start()
-    seen = []
+    seen: list[tuple[Any, Tensor]] = []
 
     def compared(self: SmallestPath, model: nn.Module, task: Any, x: Any, y: Tensor, step: int) -> Tensor | None:
         loss = original(self, model, task, x, y, step)
@@ -503,6 +504,16 @@ def test_plan_names_the_ranks(incofl: Shell) -> None:
     assert re.findall(r"^ +\d +6 +(\d) ", out, re.MULTILINE) == ["2", "4", "8"]
     code, out, _ = incofl("plan", "--method", "flexlora", "--json", *words)
     assert [level["rank"] for level in json.loads(out)["levels"]] == [2, 4, 8]
+
+
+def test_devices_get_the_largest_rank_that_fits(tmp_path: Path) -> None:
+    memories = [cost.memory for cost in build(config("covered")).costs]
+    tables = [f'[[device]]\nname = "of {size} B"\ncount = 2\nmemory = "{size} B"\n' for size in (10**6, *memories)]
+    (tmp_path / "devices.toml").write_text("".join(tables))
+    settings = ["method=covered", "local.batch_size=16", *(setting for setting in SMALL if "clients" not in setting)]
+    _, federation, trained = plan_fleet(None, settings, tmp_path / "devices.toml", ignore_limits=False)
+    assert [level for _, level in trained] == [2, 0, 1, 2]
+    assert federation.clients_by_level == [2, 2, 4]
 
 
 @pytest.mark.parametrize("name", ["flexlora+inco", "raflora+adam", "flora+momentum", "fedex+coverage", "flexlora"])
