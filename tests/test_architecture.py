@@ -103,7 +103,8 @@ WITHOUT_EXTRAS = """
 import sys
 from importlib.machinery import PathFinder
 
-EXTRAS = {"matplotlib", "scipy", "sklearn", "PIL", "plotly", "flwr", "ray", "datasets", "tensorboard", "transformers"}
+EXTRAS = {"matplotlib", "scipy", "sklearn", "PIL", "plotly", "flwr", "ray", "datasets", "tensorboard", "peft"}
+EXTRAS |= {"transformers"}
 find = PathFinder.find_spec
 PathFinder.find_spec = staticmethod(lambda name, *r: None if name.partition(".")[0] in EXTRAS else find(name, *r))
 

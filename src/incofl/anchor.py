@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from incofl.layout import frozen_norms
 from incofl.options import options
 from incofl.split import Slice
 from incofl.split.slices import Index
@@ -61,10 +62,12 @@ class SmallestPath:
         """What the loss of a batch gets in addition; ``None`` in batches without."""
         if step % self.anchor.every:
             return None
-        own = self.part.look(dict(model.named_parameters()))
+        own = self.part.look(dict(model.named_parameters()) | dict(model.named_buffers()))
         arguments = x if isinstance(x, tuple) else () if isinstance(x, dict) else (x,)
         (teacher,) = self.output
         self.module.train()
+        for norm in frozen_norms(self.module).values():
+            norm.eval()
         output = _logits(functional_call(self.module, own, arguments, x if isinstance(x, dict) else None))
         total = self.anchor.weight * task.loss(output, y)
         if self.anchor.distil:

@@ -18,8 +18,8 @@ from incofl.errors import ConfigError, nearest
 from incofl.method import Method
 from incofl.models import Model
 from incofl.server import Server
-from incofl.split import Slice, Splitter, submodel
-from incofl.tensors import Inputs, call, map_inputs
+from incofl.split import RANK, Slice, Splitter, kept, submodel
+from incofl.tensors import Inputs, call, map_inputs, only
 
 PLAIN = Method("plain")
 # The limits of a device, each with the units in which it can be written, and the decimal prefixes of units.
@@ -39,18 +39,24 @@ class Cost:
     bytes_down: int  # that a client receives per round: parameters, buffers, and what the method adds
     bytes_up: int  # that it sends
     memory: int  # estimated peak of training in bytes, without the framework itself
+    rank: int | None = None  # of low-rank adapters, if that is what levels differ in
+
+    @property
+    def share(self) -> tuple[str, str]:
+        """What of the layers is kept: the name of that number, and the number."""
+        return ("width", f"{self.width:g}") if self.rank is None else ("rank", str(self.rank))
 
 
 def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
     """The cost of each level, smallest first."""
-    found, smallest = [], (0, 0)
+    found, smallest, ranks = [], (0, 0), model.layout.named_axes.get(RANK)
     # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
     copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
     for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
-        slice_ = splitter.slice(model.layout, level, 0)
+        slice_ = splitter.slice(model.layout, level, 0, client=0)
         parameters = sum(math.prod(slice_.shapes[name]) for name in model.layout.parameters & slice_.shapes.keys())
-        frozen = sum(math.prod(slice_.shapes[name]) for name in slice_.frozen)
-        transfer = slice_.num_bytes(model.initial)
+        frozen = sum(math.prod(slice_.shapes[name]) for name in slice_.frozen | slice_.given)
+        transfer, given = (slice_.num_bytes(part) for part in (model.initial, only(model.initial, slice_.given)))
         received, uploaded, held = method_bytes(model, slice_, level, method)
         macs, activations = forward_costs(model, slice_, settings.batch_size)
         if method.anchor.on and level:  # the smallest path is trained, too
@@ -58,7 +64,9 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
             activations += smallest[1]
         smallest = (macs, activations) if not level else smallest
         memory = 4 * (copies * parameters + frozen) + activations + held
-        found.append(Cost(level, depth, width, parameters, macs, transfer + received, transfer + uploaded, memory))
+        down, up = transfer + received, transfer - given + uploaded
+        rank = None if ranks is None else kept(ranks.size, width)
+        found.append(Cost(level, depth, width, parameters, macs, down, up, memory, rank))
     return found
 
 

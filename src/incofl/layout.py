@@ -42,6 +42,7 @@ class Layout:
     kept_whole: Mapping[str, str] = field(default_factory=dict, compare=False)  # why an axis cannot be narrowed
     closing: Mapping[str, slice] = field(default_factory=dict)  # entries, and their rows, whose zeros close a block
     frozen: frozenset[str] = frozenset()  # never change (``requires_grad = False``): not trained, uploaded or sent
+    given: frozenset[str] = frozenset()  # only the server changes them: sent in every round, not trained or uploaded
 
     @classmethod
     def of(
@@ -112,7 +113,7 @@ class Layout:
     @cached_property
     def parameters(self) -> frozenset[str]:
         """The entries that are trained."""
-        return frozenset(self.axes.keys() - self.buffers - self.frozen)
+        return frozenset(self.axes.keys() - self.buffers - self.frozen - self.given)
 
     @cached_property
     def named_axes(self) -> dict[str, Axis]:

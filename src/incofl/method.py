@@ -6,7 +6,7 @@ Method = splitter  x  client rule  x  server rule  x  update transforms        (
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -37,6 +37,7 @@ class ServerRule:
     buffers: BufferPolicy = "per-level"
     separate: bool = False  # levels share nothing: the server keeps one whole model for each
     squares: bool = False  # whether the squares of updates are averaged, too, for transforms that need their spread
+    sets_values: ClassVar[bool] = False  # whether its updates lead to certain values, so that none may be transformed
 
     def check(self, setting: Setting) -> None:
         """Refuses a model or task that the method cannot be used for, with one clear line."""
@@ -146,6 +147,10 @@ class Method:
         """Refuses a model or task that the method cannot be used for, with one clear line."""
         if self.split.window != "prefix" and setting.buffers == "per-level" and setting.layout.buffers:
             raise ConfigError(f"buffers: got 'per-level', expected 'static' or 'average': {self.name} moves a window")
+        if self.server.sets_values and (odd := [t.name for t in self.transforms if not _keeps_updates(t)]):
+            raise ConfigError(
+                f"method: {self.name} sets values, which {odd[0]} would spoil, expected no such transform"
+            )
         self.client.check(setting)
         self.server.check(setting)
         if self.anchor.on and self.split.window != "prefix":
@@ -190,6 +195,12 @@ class Method:
 
         names = ("split", "client", "server", "uploads", "transforms", *(["anchor"] if self.anchor.on else []))
         return dataclasses.replace(self, **{name: configured(getattr(self, name)) for name in names})
+
+
+def _keeps_updates(transform: UpdateTransform) -> bool:
+    """Whether a transform is the server's step at its default, which changes nothing."""
+    step = getattr(transform, "lr", None), getattr(transform, "schedule", None)
+    return transform.name == "schedule" and step == (1, "constant")
 
 
 def _fields(part: Any) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import torch
 # What a stream is for. The order gives the numbers, which are part of every recorded result: only append.
 Purpose = IntEnum(
     "Purpose",
-    "MODEL LIMIT PARTITION COHORT TRAINING MEASURING LAYERS UPLOAD_NOISE DEEP_NOISE TEST_LIMIT ANALYSIS SHUFFLE",
+    "MODEL LIMIT PARTITION COHORT TRAINING MEASURING LAYERS UPLOAD_NOISE DEEP_NOISE TEST_LIMIT ANALYSIS SHUFFLE "
+    "RESTART RANKS",
     start=0,
 )
 

@@ -19,6 +19,7 @@ class Changes:
     private: Mapping[int, CoveredMean] = field(default_factory=dict)  # by level, of what it keeps for itself
     extra: Mapping[str, Tensors] = field(default_factory=dict)  # the new state of the server rule
     states: Mapping[str, Tensors] = field(default_factory=dict)  # the new states of the update transforms
+    given: Tensors = field(default_factory=dict)  # new values of what only the server changes
     unit: float = 1.0  # mean weight of a client
     squares: Tensors = field(default_factory=dict)  # mean squares of the shared updates, if the server rule keeps them
 
@@ -66,7 +67,7 @@ class Server:
         private = dict(self.private)
         for level, change in changes.private.items():
             private[level] = private.get(level, {}) | self._moved(self.state(level), change)
-        shared = self.shared | self._moved(self.shared, changes.shared)
+        shared = self.shared | self._moved(self.shared, changes.shared) | changes.given
         return dataclasses.replace(
             self, shared=shared, private=private, round=self.round + 1, extra=changes.extra, states=changes.states
         )

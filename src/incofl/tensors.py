@@ -1,7 +1,8 @@
 """Models, updates and slices are dicts of tensors, by name, never by position; inputs of models may be tuples, too."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -71,3 +72,14 @@ def num_examples(inputs: Inputs) -> int:
     if isinstance(inputs, dict):
         inputs = tuple(inputs.values())
     return len(inputs[0] if isinstance(inputs, tuple) else inputs)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread inside, the previous number afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -9,17 +9,20 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 import incofl
+from incofl.engine.build import build_model
 from incofl.engine.run_folder import RunFolder
 from incofl.flower import make_client_app, serve
-from incofl.methods import METHODS
+from incofl.methods import ADAPTERS, METHODS
 from tests.federations import tiny_config
 from tests.flower.fleets import FIRST, comparable, final_state, fleet, rows, settings
 from tests.flower.loop import LoopGrid
 
+RANKS = ("model.name=tiny-mlp", "split.levels=[2, 4, 8]")
+
 
 @pytest.mark.parametrize("method", [name for name in METHODS if not name.endswith("+noise")])  # a server's matter
 def test_two_rounds_are_those_of_the_engine(method: str, tmp_path: Path) -> None:
-    config = tiny_config(f"method={method}", "rounds=2", "engine.workers=1")
+    config = tiny_config(f"method={method}", "rounds=2", "engine.workers=1", *(RANKS if method in ADAPTERS else ()))
     incofl.run(config, tmp_path / "here", progress=False)
     grid = fleet(config)
     serve(grid, config, settings(tmp_path / "there", window=2))
@@ -28,6 +31,8 @@ def test_two_rounds_are_those_of_the_engine(method: str, tmp_path: Path) -> None
     assert grid.most == 2  # the window
     orders = [len(set(row["clients"])) for row in rows(tmp_path / "there")]
     assert len(grid.orders) == sum(orders) == (6 if method == "largestonly" else 8)  # three nodes hold the largest
+    frozen = build_model(config).layout.frozen
+    assert not any(content["model"].keys() & frozen or "frozen" in content for _, content in grid.orders)
     (first, *_) = rows(tmp_path / "there")[0]["nodes"]
     assert first["node"] == str(FIRST + first["client"])
     assert first["bytes_up"] > 0 < first["bytes_down"]

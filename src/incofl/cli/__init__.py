@@ -14,6 +14,7 @@ from incofl.cli.analyze import analyze
 from incofl.cli.arguments import show_help
 from incofl.cli.compare import compare
 from incofl.cli.data import data_app
+from incofl.cli.export_adapter import export_adapter
 from incofl.cli.flower import flower_app
 from incofl.cli.list import list_
 from incofl.cli.plan import plan
@@ -33,6 +34,7 @@ app = typer.Typer(
 for command in (run, compare, plan, analyze, report, reproduce):
     app.command()(command)
 app.command("list")(list_)
+app.command("export-adapter")(export_adapter)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
 

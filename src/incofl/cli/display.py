@@ -105,10 +105,12 @@ class RunDisplay(Lines):
             curve = "".join(bars[round(step * (len(bars) - 1))] for step in steps)
             return ["-" if last is None else f"{last:.3f}", curve]
 
-        lines = [["level", "blocks", "width", "parameters", "clients", result["metric"], "rounds"]]
+        lines = [
+            ["level", "blocks", self._federation.costs[0].share[0], "parameters", "clients", result["metric"], "rounds"]
+        ]
         for position, level in enumerate(result["levels"]):
             cost, clients = self._federation.costs[level], self._federation.clients_by_level[level]
-            size = [" ".join(map(str, cost.blocks)), f"{cost.width:g}", human(cost.parameters), str(clients)]
+            size = [" ".join(map(str, cost.blocks)), cost.share[1], human(cost.parameters), str(clients)]
             last = result["accuracy_by_level"][position] if evaluated else None
             lines.append([str(level), *size, *measured(last, [row["accuracy_by_level"][position] for row in shown])])
         mean = measured(result["accuracy"], [row["accuracy"] for row in shown])

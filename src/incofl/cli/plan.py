@@ -39,11 +39,11 @@ def plan(
         numbers["devices"] = [asdict(device) | {"level": level} for device, level in fleet]
         typer.echo(json.dumps(numbers | {"kept_whole": dict(kept_whole)}, indent=2))
         return
-    lines = [["level", "blocks", "width", "params", "MACs", "down", "up", "memory", "clients"]]
+    lines = [["level", "blocks", levels[0].share[0], "params", "MACs", "down", "up", "memory", "clients"]]
     for cost in levels:
         sizes = [human(size, "B") for size in (cost.bytes_down, cost.bytes_up, cost.memory)]
         counts = [human(cost.parameters), human(cost.macs), *sizes, str(clients[cost.level])]
-        lines.append([str(cost.level), " ".join(map(str, cost.blocks)), f"{cost.width:g}", *counts])
+        lines.append([str(cost.level), " ".join(map(str, cost.blocks)), cost.share[1], *counts])
     print_table(lines, f"{wanted.name} at width {wanted.width:g}, {kind} splitting, {data.name}")
     typer.echo("MACs of a forward pass of one example; bytes a round; memory of training, estimated")
     typer.echo(f"mean over the {sum(clients)} clients: {human(mean)} parameters")

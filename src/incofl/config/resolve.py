@@ -134,7 +134,8 @@ def changed_options(config: Config) -> dict[str, dict[str, Any]]:
 def _split(split: SplitConfig, method: Method, family: Family, depth: int | None) -> SplitConfig:
     kind = _auto(split.kind, method.split.kind or family.split or "auto")
     if method.split.kind not in (None, kind):
-        raise ConfigError(f"split.kind: got {kind!r}, expected {method.split.kind!r}: {method.name} splits by width")
-    number = 5 if kind == "hetero" else family.levels and min(family.levels, depth or family.levels)
+        by = {"hetero": "width", "rank": "rank"}[str(method.split.kind)]
+        raise ConfigError(f"split.kind: got {kind!r}, expected {method.split.kind!r}: {method.name} splits by {by}")
+    number = {"hetero": 5, "rank": 3}.get(kind) or (family.levels and min(family.levels, depth or family.levels))
     start, grow = _auto(split.start, method.split.start), _auto(split.grow, method.split.grow)
     return replace(split, kind=kind, levels=_auto(split.levels, number or "auto"), start=start, grow=grow)

@@ -59,13 +59,14 @@ class ModelConfig:
 class SplitConfig:
     """The sizes of client models."""
 
-    # ``stage`` (first blocks of each stage), ``layer`` (first blocks of all), ``hetero`` (narrower layers), or what
-    # suits method and model
+    # ``stage`` (first blocks of each stage), ``layer`` (first blocks of all), ``hetero`` (narrower layers), ``rank``
+    # (fewer ranks of adapters, for methods of LoRA), or what suits method and model
     kind: Kind | Literal["auto"] = "auto"
     # the number of sizes, or one entry per size from small to large: blocks per stage such as ``[1, 1, 2, 2]`` (stage),
-    # a number of blocks (layer), a share of the channels (hetero). Left out, five, or what the model has
+    # a number of blocks (layer), a share of the channels (hetero), a rank (rank). Left out, five, three ranks, or what
+    # the model has
     levels: Count | tuple[int | float | tuple[int, ...], ...] | Literal["auto"] = "auto"
-    # with hetero splitting: ``full``, ``scaled`` (the same share of blocks), or blocks per stage per level
+    # with hetero or rank splitting: ``full``, ``scaled`` (the same share of blocks), or blocks per stage per level
     depth: Literal["full", "scaled"] | tuple[int | tuple[int, ...], ...] = "full"
     # number of clients of each level; left out, groups are equal. The first clients are the smallest
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None

@@ -66,7 +66,7 @@ def split_kind(config: Config, layout: Layout) -> Kind:
 def build_splitter(config: Config, model: Model) -> Splitter:
     """The splitter, checked against the model."""
     kind, levels = split_kind(config, model.layout), config.split.levels
-    most = 5 if kind == "hetero" else min(5, num_depths(model.layout, kind))
+    most = 5 if kind in ("hetero", "rank") else min(5, num_depths(model.layout, kind))
     number: Levels = most if levels == "auto" else levels
     return find_parts(config).method.split.splitter(model.layout, kind, number, config.split.depth)
 

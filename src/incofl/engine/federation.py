@@ -135,11 +135,13 @@ class Federation:
 
     def identified(self, upload: Upload, job: Job) -> Upload:
         """The upload of a job, with what is known of its client."""
+        slice_ = self.slice(job.level, job.round, job.client)
         return dataclasses.replace(
             upload,
             client=job.client,
             level=job.level,
-            slice=self.slice(job.level, job.round, job.client),
+            slice=slice_,
+            update={name: value for name, value in upload.update.items() if name not in slice_.given},
             examples=len(self.partition[job.client]),
             labels=self.labels(job.client),
         )

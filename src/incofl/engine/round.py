@@ -1,12 +1,13 @@
 """THE loop body of federated learning: one round. It knows no method, model, parameter or engine by name."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeGuard
 
 import torch
+from torch import Tensor
 from torch.linalg import vector_norm
 
 from incofl.client import Upload
@@ -16,7 +17,7 @@ from incofl.engine.trace import Trace
 from incofl.errors import UploadError
 from incofl.method import Method
 from incofl.server import Server
-from incofl.tensors import Tensors, num_bytes
+from incofl.tensors import Tensors, num_bytes, only
 from incofl.transform import Record
 
 
@@ -34,6 +35,7 @@ class RoundStats:
     """What a round's uploads amount to, counted as they stream past.
 
     ``extra_of`` says what the server sends to a level in addition to the model; see ``ServerRule.extra_for_client``.
+    ``sent`` is the server model, of which some entries may be sent and not uploaded.
     """
 
     clients: list[int] = field(default_factory=list)
@@ -44,6 +46,7 @@ class RoundStats:
     examples: int = 0
     records: dict[str, Record] = field(default_factory=dict)
     extra_of: Callable[[int], Tensors] = lambda level: {}
+    sent: Mapping[str, Tensor] = field(default_factory=dict)
     on_upload: Callable[[int], None] = lambda client: None
     on_accepted: Callable[[Upload], None] = lambda upload: None
     trace: Trace = field(default_factory=Trace)
@@ -65,7 +68,8 @@ class RoundStats:
             return False
         size = num_bytes(upload.update) + num_bytes(upload.buffers)
         self.bytes_up += size + num_bytes(upload.extra)
-        self.bytes_down += size + upload.slice.num_bytes(self.extra_of(upload.level))
+        given = only(self.sent, upload.slice.given)
+        self.bytes_down += size + upload.slice.num_bytes(given) + upload.slice.num_bytes(self.extra_of(upload.level))
         try:
             check(upload)
         except UploadError as problem:

@@ -12,11 +12,12 @@ from typing import Any, Self
 import numpy as np
 from torch import nn
 
-from incofl.config import AnyConfig, make_config
+from incofl.config import AnyConfig, Config, make_config
 from incofl.data import Data, as_examples
 from incofl.engine.backend import Backend
 from incofl.engine.build import outline
 from incofl.engine.checkpoint import Manifest, checkpoint_round, load_checkpoint, save_checkpoint, write_json
+from incofl.engine.federation import Federation
 from incofl.engine.progress import Lines, Progress, TensorBoard
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.run_folder import Row, RunFolder, new_folder, summarise
@@ -193,6 +194,7 @@ class Run:
         remembered = dict(store.manifest)
         stats = RoundStats(
             extra_of=functools.partial(federation.method.server.extra_for_client, server),
+            sent=server.shared,
             on_upload=self._progress.uploaded,
             on_accepted=functools.partial(store.keep, server.round),
             trace=trace,
@@ -271,6 +273,12 @@ def load_model(folder: str | Path, level: int = -1, **objects: Any) -> nn.Module
 
     ``objects`` are those that the run was made from, if any: ``model``, ``data``, ``method``, ``task``.
     """
+    _, federation, server = open_run(folder, level, **objects)
+    return federation.module(server, level)
+
+
+def open_run(folder: str | Path, level: int, **objects: Any) -> tuple[Config, Federation, Server]:
+    """The config, federation and server of a run after its last finished round, of which a level can be evaluated."""
     records = RunFolder(Path(folder))
     if not records.checkpoint.exists():
         raise RunError(f"{folder}: holds no checkpoint; is it a run folder with a finished round?")
@@ -279,7 +287,7 @@ def load_model(folder: str | Path, level: int = -1, **objects: Any) -> nn.Module
     server = load_checkpoint(records.checkpoint, federation.start()).server
     if config.buffers == "static" and server.layout.buffers:
         _check_measured(records, server, federation.level_number(level))
-    return federation.module(server, level)
+    return config, federation, server
 
 
 def _check_measured(records: RunFolder, server: Server, level: int) -> None:

@@ -26,6 +26,7 @@ from incofl.server import Server
 from incofl.split import Slice, submodel
 from incofl.task import Score
 from incofl.tensors import Inputs, Tensors, call, map_inputs
+from incofl.tensors import one_thread as one_thread
 
 MEASURED_BATCH = 500
 EVAL_CHUNK = 2_000  # test examples of one evaluation job: small enough to spread, large enough to be worth a message
@@ -60,7 +61,7 @@ class Worker:
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
-        self._modules: dict[int, nn.Module] = {}
+        self._modules: dict[tuple[int, bool], nn.Module] = {}  # by level, and whether a client's slice is its own
         self._layouts: dict[nn.Module, torch.memory_format] = {}
 
     def do(self, server: Server, job: AnyJob, memory: Tensors | None = None) -> Upload | Score | Tensors:
@@ -94,7 +95,7 @@ class Worker:
         )
         rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
         batches = local_batches(f.data.train, f.partition[job.client], f.data.pipeline, f.local, rng)
-        module = self.module(job.level, job.round)
+        module = self.module(job.level, job.round, job.client)
         on_device = ((self.input(module, x), y.to(f.device)) for x, y in batches)
         smallest = self._smallest(job)
         watching = nullcontext() if smallest is None else smallest.watch(module)
@@ -104,12 +105,12 @@ class Worker:
 
     def _smallest(self, job: Job) -> SmallestPath | None:
         """The smallest path in the model of a larger level, if the method trains it."""
-        f, shapes = self._federation, self._federation.model.layout.shapes
+        f, layout = self._federation, self._federation.model.layout
         if not f.method.anchor.on or job.level == 0:
             return None
         small, large = (f.slice(level, job.round, job.client) for level in (0, job.level))
-        parameters = f.model.layout.parameters & small.index.keys()
-        index = {name: within(small.index[name], large.index[name], shapes[name]) for name in parameters}
+        names = small.index.keys() & (layout.parameters | layout.frozen | layout.given)
+        index = {name: within(small.index[name], large.index[name], layout.shapes[name]) for name in names}
         return SmallestPath(f.method.anchor, self.module(0, job.round), Slice(index, small.shapes))
 
     def evaluate(self, server: Server, level: int, examples: Examples) -> Score:
@@ -139,20 +140,20 @@ class Worker:
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
             return measure_buffers(module, state, batches)
 
-    def module(self, level: int, round: int) -> nn.Module:
-        """The sub-model of a level, with the values of its last use."""
-        if level not in self._modules:
-            f = self._federation
-            module = submodel(f.model.template, f.model.layout, f.slice(level, round)).to(f.device)
+    def module(self, level: int, round: int, client: int | None = None) -> nn.Module:
+        """The sub-model of a level, with the values of its last use; without a client, the one that is evaluated."""
+        f = self._federation
+        if (key := (level, client is not None and f.splitter.by_client)) not in self._modules:
+            module = submodel(f.model.template, f.model.layout, f.slice(level, round, client)).to(f.device)
             layout = layout_of(module)
             if layout == torch.channels_last and not computes_channels_last(module, f.model.example(2)):
                 layout = torch.contiguous_format
-            self._modules[level] = module.to(memory_format=layout)  # type: ignore[call-overload]  # not among its typed forms
+            self._modules[key] = module.to(memory_format=layout)  # type: ignore[call-overload]  # not among its typed forms
             self._layouts[module] = layout
             f.method.client.prepare(module, f.model.layout)
             if f.compile:
                 module.compile()  # happens at the first batch
-        return self._modules[level]
+        return self._modules[key]
 
     def input(self, module: nn.Module, x: Inputs) -> Inputs:
         """A batch on the device and in the memory format in which a module computes."""
@@ -217,17 +218,6 @@ def own_randomness(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread inside, the previous number afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def keep_freed_memory() -> None:

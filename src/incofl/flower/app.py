@@ -138,7 +138,7 @@ class Node:
             return self.introduce(content, context)  # it is not what it was, and this slice may be too large for it
         config, federation, worker = self._prepared(order, node, context)
         slice_ = federation.slice(order.level, order.round, order.client)
-        slice_.check(state, "the model that was sent")
+        slice_.check(state, "the model that was sent", uploaded=False)
         memory = NodeMemory(context.state, order, node.state_dir)
         found = memory.frozen(frozen, lambda: _own_frozen(config, federation.model, slice_))
         if found is None:
@@ -146,7 +146,8 @@ class Node:
         state |= found
         remembered = memory.recall(federation)
         measured: dict[str, Any] = {"forgot": int(remembered is None)}
-        if self._own_data and len(held_out := federation.data.test):
+        whole = not federation.splitter.by_client  # else a node holds less than what is evaluated
+        if self._own_data and len(held_out := federation.data.test) and whole:
             # No more at a time than in training, for which the level was chosen.
             score = worker.score(order.level, order.round, state, held_out, federation.local.batch_size)
             totals = score.totals[federation.task.first].flatten().tolist()

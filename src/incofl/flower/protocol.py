@@ -133,7 +133,7 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: 
     names = {"update": layout.parameters, "buffers": layout.buffers, "extra": federation.method.client.extra(layout)}
     tensors: dict[str, Any] = {}
     for part, own in names.items():
-        shapes = {name: shape for name, shape in slice_.shapes.items() if name in own}
+        shapes = {name: shape for name, shape in slice_.shapes.items() if name in own - slice_.given}
         tensors[part] = _decode(content[part], part, shapes, federation.model.initial)
     report = _read(Report, content["report"])
     for name, value in vars(job).items():

@@ -33,7 +33,21 @@ _SHARED = {
     "fedrolex": ("fedrolex", "FedRolex: HeteroFL with a rolling window of channels"),
     "scalefl": ("scalefl", "ScaleFL: fewer blocks and fewer channels, with early exits"),
 }
-_BASES = _SEPARATE | _SHARED
+# Low-rank adapters on a frozen model, of which levels hold some ranks.
+_ADAPTERS = {
+    "fedit": ("lora", "FedIT: everybody trains the smallest rank; means of the factors"),
+    "covered": ("lora", "the mean of each rank over those that hold it"),
+    "hetlora": ("lora", "HetLoRA: factors padded with zeros, clients weighed by the norms of their products"),
+    "random-ranks": ("lora", "Fed-PLoRA: a client trains random ranks, beside all others"),
+    "flexlora": ("lora", "FlexLoRA: the mean of the products, cut into ranks by an SVD"),
+    "raflora": ("lora", "raFLoRA: the mean of the products of each band of ranks, cut by an SVD"),
+    "flora": ("lora", "FLoRA: the mean of the products is added to the model, and adapters start anew"),
+    "ffa": ("lora", "FFA-LoRA: A stays as it starts"),
+    "rolora": ("lora", "RoLoRA: A and B are trained in turn"),
+    "fedex": ("lora", "FedEx-LoRA: what the means of the factors miss is added to the model"),
+}
+ADAPTERS = frozenset(_ADAPTERS)
+_BASES = _SEPARATE | _SHARED | _ADAPTERS
 BASELINES = ("allsmall", "largestonly", "fedavg")  # what a fleet can do without slices of one model
 # What ``NAME+TRANSFORM`` adds to a method. The first two mix or disturb the layers of one shared server model.
 _TRANSFORMS = {
@@ -95,7 +109,7 @@ def _named(name: str) -> "Method":
 
 @functools.cache
 def _load(base: str, *added: str) -> "Method":
-    method: Method = load_attribute(f"incofl.methods.{_BASES[base][0]}:{base}", "method")
+    method: Method = load_attribute(f"incofl.methods.{_BASES[base][0]}:{base.replace('-', '_')}", "method")
     long = "+".join((base, *added))
     short = next((long.replace(full, name) for full, name in _PAPER_NAMES.items() if long.startswith(full)), long)
     return dataclasses.replace(_extended(method, added, short), summary=_summary(long))
@@ -133,5 +147,5 @@ def find_method(method: "str | Method") -> "Method":
 @functools.cache
 def all_options() -> dict[str, Any]:
     """The default options of every method and transform, by the name of their section in a config."""
-    names = [*_SEPARATE, *("+".join((base, *_TRANSFORMS)) for base in _SHARED)]
+    names = [*_SEPARATE, *_ADAPTERS, *("+".join((base, *_TRANSFORMS)) for base in _SHARED)]
     return {section: options for name in names for section, options in find_method(name).options.items()}

@@ -6,6 +6,7 @@ The file has the names of timm (ViTs) or torchvision (ResNets). What may differ 
 2. The positions of a ViT: those of the patches are interpolated to the model's grid, that of the class token is kept.
 3. Colour: a model of grey images gets the sum of the three colours' filters, so grey means the same as before.
 4. Depth: of a deeper model the first blocks of each stage are taken, as in the paper.
+5. Adapters (LoRA): they start as they do, around the weights of the file.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.models.model import Model, first_line
 from incofl.models.vit import VisionTransformer
+from incofl.split import RANK
 from incofl.tensors import Tensors, all_finite, clone
 
 FILE = "model.safetensors"  # timm's name for it on the Hub
@@ -35,6 +37,7 @@ COLOURS = 3
 def with_pretrained(model: Model, where: str) -> Model:
     """The model with the initial weights of a file, or of a repository of the Hub such as ``timm/name``."""
     found, initial = _read(where), dict(model.initial)
+    found = {_name_here(name, model): value for name, value in found.items()}
     for name, fresh in model.initial.items():
         if not _stays_fresh(name, found, model):
             if name not in found:
@@ -82,14 +85,22 @@ def _download(name: str) -> Path:
         raise _refused(f"cannot get {name!r} from the Hub ({first_line(problem)}){by_hand}") from None
 
 
+def _name_here(name: str, model: Model) -> str:
+    """The name of an entry of a file in the model, where a layer may have an adapter around it."""
+    layer, _, entry = name.rpartition(".")
+    inside = f"{layer}.base_layer.{entry}"
+    return inside if inside in model.initial else name
+
+
 def _stays_fresh(name: str, found: Tensors, model: Model) -> bool:
     """Whether an entry keeps its initial value: it has other classes, or a file may lack it and does."""
     layout, fresh = model.layout, model.initial[name]
-    per_class = any(axis is not None and axis.name == "classes" for axis in layout.axes[name])
+    axes = {axis.name for axis in layout.axes[name] if axis is not None}
+    per_class = "classes" in axes
     if name in found:
         return per_class and found[name].shape[:1] != fresh.shape[:1]
     counter = not fresh.is_floating_point()  # of a batch norm; older files have none
-    return per_class or counter or layout.block_of[name] in layout.exits
+    return per_class or counter or layout.block_of[name] in layout.exits or RANK in axes
 
 
 def _fitted(name: str, value: Tensor, model: Model, where: str) -> Tensor:

@@ -93,7 +93,7 @@ def _size(cost: Cost, clients: int) -> Line:
     cells = {
         "level": cost.level,
         "blocks": " ".join(map(str, cost.blocks)),
-        "width": f"{cost.width:g}",
+        cost.share[0]: cost.share[1],
         "parameters": f"{cost.parameters:,}",
         "MACs": f"{cost.macs:,}",
         "down a round": in_bytes(cost.bytes_down),

@@ -1,8 +1,9 @@
 """Component 1 of the paper, model splitting: the blocks and channels of the server model that a client holds.
 
 Level 0 is the smallest. A level keeps the first blocks of each stage (section 3.1), and ``ceil(share * size)`` channels
-of every axis that can be narrowed, as in HeteroFL. They are the first ones (``prefix``), or a window that moves by one
-channel a round: forwards (``rolling``, as in FedRolex's paper) or backwards (``rolling-back``, as in its code).
+of every axis that can be narrowed, as in HeteroFL; of low-rank adapters, so many ranks. They are the first ones
+(``prefix``), or a window that moves by one channel a round: forwards (``rolling``, as in FedRolex's paper) or backwards
+(``rolling-back``, as in its code).
 """
 
 import itertools
@@ -21,11 +22,12 @@ from incofl.split.slices import Slice as Slice
 from incofl.split.slices import cut as cut
 from incofl.split.submodel import submodel as submodel
 
-Kind = Literal["stage", "layer", "hetero"]
+Kind = Literal["stage", "layer", "hetero", "rank"]
 Window = Literal["prefix", "rolling", "rolling-back"]
 Levels = int | Sequence[int | float | Sequence[int]]
 Depth = tuple[int, ...]  # number of blocks kept in each stage, always the first ones: (1, 1, 2, 2)
 Start = Literal["random", "identity"]
+RANK = "rank"  # the axis of the ranks of low-rank adapters
 Depths = Literal["full", "scaled"] | Sequence[int | Sequence[int]]
 
 NO_EMPTY_STAGE = "layer splitting cannot leave a stage empty (for ResNets use split.kind=stage)"
@@ -111,13 +113,16 @@ def make_splitter(
 
     ``levels`` is a number of levels, evenly spread, or one entry per level from small to large: for ``stage`` blocks
     per stage (``[1, 1, 2, 2]``, or one number for all), for ``layer`` a number of blocks, for ``hetero`` the share of
-    the channels. With ``hetero``, ``depth`` is ``full`` (width only, as in the paper's tables), ``scaled`` (the same
-    share of the blocks of each stage), or one entry per level as for ``stage``.
+    the channels, for ``rank`` the ranks of adapters. With these two, ``depth`` is ``full`` (the width or rank only, as
+    in the paper's tables), ``scaled`` (the same share of the blocks of each stage), or one entry per level as for
+    ``stage``.
     """
     if not isinstance(levels, int) and not levels:
         raise LayoutError("split.levels: got an empty list, expected one entry per level")
-    if kind == "hetero":
-        shares = shares_of(levels)
+    if kind == "rank" and RANK not in layout.named_axes:
+        raise LayoutError("split.kind: got 'rank', expected another: the method adds no adapters to the model")
+    if kind in ("hetero", "rank"):
+        shares = shares_of(levels) if kind == "hetero" else shares_of_ranks(levels, layout.named_axes[RANK].size)
         if min(shares) < 1 and not layout.narrow_axes:
             raise LayoutError(f"split.kind: got 'hetero', expected 'stage' or 'layer': {layout.why_whole}")
         if isinstance(depth, str):
@@ -128,7 +133,9 @@ def make_splitter(
             raise LayoutError(f"split.depth: got {len(depths)} entries, expected {len(shares)}, one per level")
     else:
         if depth != "full":
-            raise LayoutError(f"split.depth: got {depth!r} with split.kind={kind}, expected it with split.kind=hetero")
+            raise LayoutError(
+                f"split.depth: got {depth!r} with split.kind={kind}, expected it with split.kind=hetero or rank"
+            )
         if not layout.stages:
             raise LayoutError(f"split.kind: got {kind!r}, expected 'hetero': the model has no repeated blocks")
         if isinstance(levels, int):
@@ -149,6 +156,16 @@ def shares_of(levels: Levels) -> tuple[float, ...]:
         if isinstance(share, Sequence) or not 0 < share <= 1:
             raise LayoutError(f"split.levels: level {level} is {share!r}, expected a share of the channels in (0, 1]")
     return tuple(float(share) for share in levels if not isinstance(share, Sequence))
+
+
+def shares_of_ranks(levels: Levels, largest: int) -> tuple[float, ...]:
+    """The share of the server model's ranks of each level; for a number of levels, repeated halves."""
+    if isinstance(levels, int):
+        return tuple(kept(largest, share) / largest for share in shares_of(levels))
+    for level, rank in enumerate(levels):
+        if not isinstance(rank, int) or not 1 <= rank <= largest:
+            raise LayoutError(f"split.levels: level {level} is {rank!r}, expected a rank from 1 to {largest}")
+    return tuple(rank / largest for rank in levels if isinstance(rank, int))
 
 
 def num_depths(layout: Layout, kind: Kind) -> int:

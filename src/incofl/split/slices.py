@@ -15,6 +15,7 @@ from incofl.tensors import Tensors
 # One dimension of one tensor: a run of neighbouring channels (a view, no copy) or any list of channels.
 Index = slice | Tensor
 WHOLE = slice(None)
+ALL = "all/"  # begins the names of tensors that are no part of a model: every slice holds the whole of them
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,13 @@ class Slice:
     """Index maps for each tensor that a client holds; a name that is absent is not held.
 
     ``take`` and ``put`` are adjoint: ``<take(x), y> = <x, put(y)>``. Names in ``frozen`` are held but never change:
-    they are no part of an update, an upload or a round's traffic.
+    they are no part of an update, an upload or a round's traffic. Names in ``given`` are sent and not uploaded.
     """
 
     index: Mapping[str, tuple[Index, ...]]
     shapes: Mapping[str, tuple[int, ...]]
     frozen: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
 
     def take(self, full: Mapping[str, Tensor]) -> Tensors:
         """Cuts this part out of a server-sized state; the result shares no memory with it."""
@@ -36,7 +38,8 @@ class Slice:
     def look(self, full: Mapping[str, Tensor]) -> Tensors:
         """This part of a server-sized state, in its memory where channels are neighbours: only to be read."""
         held = {name: full[name] for name in self.index if name in full}
-        return {n: x if n in self.whole else x[_open(self.index[n], x)] for n, x in held.items()}
+        own = {n: x if n in self.whole else x[_open(self.index[n], x)] for n, x in held.items()}
+        return own | {name: value for name, value in full.items() if name.startswith(ALL)}
 
     def put(self, part: Mapping[str, Tensor], into: Tensors, weight: float = 1.0) -> None:
         """Adds ``weight * part`` to the positions of ``into`` that this slice holds, in place."""
@@ -68,9 +71,9 @@ class Slice:
         """The tensors of which it leaves out nothing."""
         return frozenset(name for name, at in self.index.items() if not any(map(cuts, at)))
 
-    def check(self, part: Mapping[str, Tensor], who: str) -> None:
-        """Refuses a part whose names or shapes are not exactly those of this slice without what is frozen."""
-        if odd := part.keys() ^ (self.index.keys() - self.frozen):
+    def check(self, part: Mapping[str, Tensor], who: str, uploaded: bool = True) -> None:
+        """Refuses a part whose names or shapes are not exactly those of this slice that are uploaded, or sent."""
+        if odd := part.keys() ^ (self.index.keys() - self.frozen - (self.given if uploaded else frozenset())):
             name = min(odd)
             raise UploadError(f"{who}: {name!r} is {'not in its slice' if name in part else 'missing'}")
         for name, value in part.items():
@@ -81,7 +84,8 @@ class Slice:
     def num_bytes(self, full: Mapping[str, Tensor]) -> int:
         """Bytes of this part of a server-sized state that cross the network in a round, uncompressed."""
         sent = [name for name in self.shapes if name in full and name not in self.frozen]
-        return sum(math.prod(self.shapes[name]) * full[name].element_size() for name in sent)
+        whole = sum(value.nbytes for name, value in full.items() if name.startswith(ALL))
+        return whole + sum(math.prod(self.shapes[name]) * full[name].element_size() for name in sent)
 
     @property
     def num_elements(self) -> int:
@@ -104,7 +108,7 @@ def cut(layout: Layout, blocks: Collection[str], keep: Mapping[str, Index] | Non
         for name in held
     }
     shapes = {name: tuple(map(_length, index[name], layout.shapes[name])) for name in held}
-    return Slice(index, shapes, layout.frozen.intersection(held))
+    return Slice(index, shapes, layout.frozen.intersection(held), layout.given.intersection(held))
 
 
 def positions(axis: Axis, units: Index) -> Index:

@@ -32,6 +32,8 @@ def identity_start(initial: Tensors, module: nn.Module, layout: Layout, splitter
     start = dict(initial)
     for name, rows in layout.closing.items():
         if layout.block_of[name] in some:
+            if name not in layout.parameters:
+                raise ConfigError(f"split.start: got 'identity', expected 'random': {name} is not trained")
             start[name] = start[name].clone()
             start[name][rows] = 0
     for name in layout.parameters if min(splitter.shares) < 1 else ():
