@@ -1,11 +1,12 @@
 """The safety net: what was found is tried out before anything relies on it."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.fx import Graph
 
+from incofl.errors import LayoutError
 from incofl.layout import Layout
 from incofl.models.infer.dims import Atom, Dims, hold, leaves, length
 from incofl.models.infer.trace import Trace, export, shapes_of, where
@@ -41,20 +42,33 @@ def hold_rigid(module: nn.Module, example: Inputs, layout: Layout, atoms: Mappin
         with next(module.parameters()).device:
             return submodel(module, layout, cut(layout, layout.blocks, keep))
 
-    def sift(names: Sequence[str]) -> None:
-        problem = problem_with(narrowed([*fine, *names]), example, shape)
+    def sift(names: Sequence[str], why_not: Callable[[nn.Module], str | None]) -> None:
+        problem = why_not(narrowed([*fine, *names]))
         if problem is None:
             fine.extend(names)
         elif len(names) == 1:
             size = atoms[names[0]].size
             hold([atoms[names[0]]], reason=f"with {kept(size, SHARE)} of {size} the model fails: {problem}")
         else:
-            sift(names[: len(names) // 2])
-            sift(names[len(names) // 2 :])
+            sift(names[: len(names) // 2], why_not)
+            sift(names[len(names) // 2 :], why_not)
 
-    sift(list(atoms))
+    def not_exported(small: nn.Module) -> str | None:
+        try:
+            export(small, example)
+        except LayoutError as problem:
+            return first_line(problem)
+        return None
+
+    sift(list(atoms), lambda small: problem_with(small, example, shape))
     while fine:
-        wrong, reason = _surprise(export(narrowed(fine), example).graph, trace, {atoms[name] for name in fine})
+        try:
+            graph = export(narrowed(fine), example).graph
+        except LayoutError:
+            running, fine = fine, []
+            sift(running, not_exported)
+            continue
+        wrong, reason = _surprise(graph, trace, {atoms[name] for name in fine})
         hold(wrong, reason=reason)
         if not wrong:
             break
