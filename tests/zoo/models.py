@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -43,14 +43,19 @@ IMAGE = {
 
 
 @dataclass(frozen=True)
-class Animal:
-    """An architecture, and what must be found in it."""
+class Architecture:
+    """A model with random weights, and inputs for it."""
 
     make: Callable[[], nn.Module]
     example: Inputs
-    blocks: tuple[int, ...] = ()  # number of blocks in each stage
-    axes: int = 0  # number of axes that can be narrowed
-    pairs: int = 0  # number of tensors that InCo mixes
+
+
+class Found(NamedTuple):
+    """What must be found in an architecture."""
+
+    blocks: tuple[int, ...]  # number of blocks in each stage
+    axes: int  # number of axes that can be narrowed
+    pairs: int  # number of tensors that InCo mixes
 
 
 def hf(kind: str, model: str, sizes: dict[str, Any], **options: Any) -> Callable[[], nn.Module]:
@@ -64,26 +69,26 @@ def hf(kind: str, model: str, sizes: dict[str, Any], **options: Any) -> Callable
     return make
 
 
-def text(model: str, *found: Any, **options: Any) -> Animal:
-    return Animal(hf("SequenceClassification", model, TEXT, **options), TOKENS, *found)
+def text(model: str, **options: Any) -> Architecture:
+    return Architecture(hf("SequenceClassification", model, TEXT, **options), TOKENS)
 
 
-def language(model: str, *found: Any, **options: Any) -> Animal:
-    return Animal(hf("CausalLM", model, TEXT, use_cache=False, **options), TOKENS, *found)
+def language(model: str, **options: Any) -> Architecture:
+    return Architecture(hf("CausalLM", model, TEXT, use_cache=False, **options), TOKENS)
 
 
-def image(model: str, *found: Any, example: torch.Tensor = IMAGES, **options: Any) -> Animal:
-    return Animal(hf("ImageClassification", model, IMAGE, **options), example, *found)
+def image(model: str, example: torch.Tensor = IMAGES, **options: Any) -> Architecture:
+    return Architecture(hf("ImageClassification", model, IMAGE, **options), example)
 
 
-def torchvision(make: Callable[[], nn.Module], *found: Any) -> Animal:
-    return Animal(make, IMAGES, *found)
+def torchvision(make: Callable[[], nn.Module]) -> Architecture:
+    return Architecture(make, IMAGES)
 
 
 KV = {"num_key_value_heads": 2, "head_dim": 4}
 CONVS = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 3], "num_channels": 3}
 
-ZOO: dict[str, Animal] = {
+ZOO: dict[str, Architecture] = {
     # Texts, encoders
     "bert": text("bert"),
     "roberta": text("roberta"),
@@ -108,7 +113,7 @@ ZOO: dict[str, Animal] = {
         post_attention_groups=1,
     ),
     "mobilebert": text("mobilebert", embedding_size=16, true_hidden_size=8, intra_bottleneck_size=8),
-    "xlnet": Animal(
+    "xlnet": Architecture(
         hf(
             "SequenceClassification",
             "xlnet",
@@ -145,8 +150,8 @@ ZOO: dict[str, Animal] = {
     "mamba-lm": language("mamba", state_size=4),
     "olmo2-lm": language("olmo2", num_key_value_heads=2),
     # Encoder and decoder
-    "t5-lm": Animal(hf("Seq2SeqLM", "t5", TEXT, d_model=16, d_kv=4, d_ff=24, num_layers=3, num_heads=4), PAIRS),
-    "bart-lm": Animal(
+    "t5-lm": Architecture(hf("Seq2SeqLM", "t5", TEXT, d_model=16, d_kv=4, d_ff=24, num_layers=3, num_heads=4), PAIRS),
+    "bart-lm": Architecture(
         hf(
             "Seq2SeqLM",
             "bart",
@@ -163,7 +168,7 @@ ZOO: dict[str, Animal] = {
     ),
     # Images
     "vit": image("vit"),
-    "deit": image("deit"),
+    "deit": image("deit", architectures=["DeiTForImageClassification"]),
     "beit": image("beit"),
     "dinov2": image("dinov2", mlp_ratio=2),
     "swin": image("swin", patch_size=2, embed_dim=8, depths=[2, 2], num_attention_heads=[2, 4], window_size=2),
@@ -193,7 +198,7 @@ ZOO: dict[str, Animal] = {
         depthwise_padding=[],
         width_coefficient=0.25,
         depth_coefficient=1.0,
-        hidden_dim=16,
+        hidden_dim=320,
         depth_divisor=8,
     ),
     "segformer": image(
@@ -226,10 +231,10 @@ ZOO: dict[str, Animal] = {
         embed_dim=[8, 16],
         num_heads=[2, 4],
         depth=[2, 2],
-        mlp_ratio=[2, 2],
-        attention_drop_rate=[0, 0],
-        drop_rate=[0, 0],
-        drop_path_rate=[0, 0],
+        mlp_ratio=[2.0, 2.0],
+        attention_drop_rate=[0.0, 0.0],
+        drop_rate=[0.0, 0.0],
+        drop_path_rate=[0.0, 0.0],
         qkv_bias=[True, True],
         cls_token=[False, True],
         qkv_projection_method=["dw_bn"] * 2,
@@ -251,7 +256,7 @@ ZOO: dict[str, Animal] = {
         focal_levels=[2, 2],
         focal_windows=[3, 3],
     ),
-    "wav2vec2": Animal(
+    "wav2vec2": Architecture(
         hf(
             "AudioClassification",
             "wav2vec2",
@@ -284,4 +289,84 @@ ZOO: dict[str, Animal] = {
     "unet": torchvision(tv.UNet),
     "wavenet": torchvision(tv.WaveNet),
     "gru": torchvision(tv.Recurrent),
+}
+
+FOUND: dict[str, Found] = {
+    "bert": Found((3,), 8, 3),
+    "roberta": Found((3,), 8, 3),
+    "distilbert": Found((3,), 8, 3),
+    "electra": Found((3,), 8, 3),
+    "albert": Found((), 5, 0),
+    "deberta": Found((3,), 6, 3),
+    "deberta-v2": Found((3,), 9, 3),
+    "mpnet": Found((3,), 5, 3),
+    "roformer": Found((3,), 5, 3),
+    "fnet": Found((3,), 5, 3),
+    "convbert": Found((3,), 5, 4),
+    "nystromformer": Found((3,), 0, 2),
+    "squeezebert": Found((), 5, 0),
+    "mobilebert": Found((3,), 24, 3),
+    "xlnet": Found((3,), 8, 3),
+    "modernbert": Found((3,), 8, 2),
+    "gpt2": Found((3,), 4, 3),
+    "gpt2-lm": Found((3,), 4, 3),
+    "gpt-neo": Found((2,), 3, 2),
+    "gpt-neox": Found((3,), 7, 3),
+    "gptj": Found((3,), 4, 12),
+    "opt": Found((3,), 4, 3),
+    "bloom": Found((3,), 4, 3),
+    "falcon": Found((3,), 4, 8),
+    "llama": Found((3,), 7, 3),
+    "llama-lm": Found((3,), 7, 3),
+    "mistral": Found((3,), 7, 3),
+    "qwen2": Found((3,), 7, 3),
+    "qwen3": Found((3,), 7, 3),
+    "gemma": Found((3,), 7, 3),
+    "phi": Found((3,), 7, 12),
+    "phi3": Found((3,), 4, 3),
+    "stablelm": Found((3,), 4, 3),
+    "mpt": Found((3,), 4, 3),
+    "mamba-lm": Found((3,), 4, 2),
+    "olmo2-lm": Found((3,), 7, 14),
+    "t5-lm": Found((3, 3), 9, 6),
+    "bart-lm": Found((3, 3), 15, 6),
+    "vit": Found((3,), 7, 3),
+    "deit": Found((3,), 7, 3),
+    "beit": Found((3,), 7, 3),
+    "dinov2": Found((3,), 7, 3),
+    "swin": Found((2, 2), 10, 4),
+    "swinv2": Found((2, 2), 10, 4),
+    "poolformer": Found((2, 2), 6, 4),
+    "hf-resnet": Found((2, 3), 7, 6),
+    "hf-convnext": Found((2, 3), 7, 3),
+    "convnextv2": Found((2, 3), 7, 9),
+    "hf-mobilenet-v1": Found((1, 1, 1, 3, 1, 3, 1, 11, 1, 3), 14, 8),
+    "hf-mobilenet-v2": Found((2, 3, 4, 3, 3, 1), 25, 21),
+    "hf-efficientnet": Found((2, 3), 12, 9),
+    "segformer": Found((2, 2), 11, 3),
+    "pvt": Found((2, 2), 5, 3),
+    "cvt": Found((2, 2), 6, 6),
+    "data2vec-vision": Found((3,), 4, 3),
+    "vit-msn": Found((3,), 7, 3),
+    "dinov2-registers": Found((3,), 7, 3),
+    "focalnet": Found((2, 2), 4, 6),
+    "wav2vec2": Found((3,), 8, 3),
+    "alexnet": Found((), 4, 0),
+    "vgg": Found((), 4, 0),
+    "resnet50": Found((2, 3), 13, 6),
+    "resnext50": Found((2, 3), 3, 6),
+    "densenet": Found((), 6, 0),
+    "squeezenet": Found((3,), 4, 4),
+    "mobilenet-v1": Found((1, 3), 4, 2),
+    "mobilenet-v2": Found((3, 2), 9, 3),
+    "efficientnet": Found((3, 3), 16, 10),
+    "shufflenet": Found((3,), 3, 6),
+    "convnext": Found((2, 3), 8, 3),
+    "mixer": Found((3,), 7, 3),
+    "timm-vit": Found((3,), 7, 3),
+    "torch-encoder": Found((3,), 3, 3),
+    "parallel-lists": Found((), 1, 0),
+    "unet": Found((), 2, 0),
+    "wavenet": Found((), 4, 0),
+    "gru": Found((), 1, 0),
 }

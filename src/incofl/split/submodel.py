@@ -25,11 +25,13 @@ SIZES = {
 class Skip(nn.Module):
     """Takes the place of a block that was left out: returns its first input, where the block does in a tuple.
 
-    The other elements of the tuple are arguments that the block passes on, by position or name, or ``None``.
+    The other elements of the tuple are arguments that the block passes on, by position or name, or ``None``. A model may
+    ask a block for its attributes, so they are kept.
     """
 
-    def __init__(self, results: tuple[int | str | None, ...] = ()) -> None:
+    def __init__(self, block: nn.Module, results: tuple[int | str | None, ...] = ()) -> None:
         super().__init__()
+        vars(self).update({key: value for key, value in vars(block).items() if not key.startswith("_")})
         self.results = results
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
@@ -65,7 +67,9 @@ def submodel(template: nn.Module, layout: Layout, slice_: Slice) -> nn.Module:
     held = {layout.block_of[name] for name in slice_.index}
     for block in (*layout.blocks, *layout.exits):
         if block not in held:
-            model.set_submodule(block, Skip(layout.results.get(block, ())))  # keeps the names of the blocks around it
+            model.set_submodule(
+                block, Skip(model.get_submodule(block), layout.results.get(block, ()))
+            )  # keeps the names of the blocks around it
     for prefix, module in model.named_modules():
         _shrink(module, prefix + "." if prefix else "", slice_)
     for name, first in layout.tied.items():

@@ -32,6 +32,7 @@ class Watched:
     steady: set[str] = field(default_factory=set)  # those that keep the shape of their input
     results: Results = field(default_factory=dict)  # of those that return tuples
     after: dict[str, set[str]] = field(default_factory=dict)  # the modules whose very output each one gets
+    returned: dict[str, set[str]] = field(default_factory=dict)  # the modules that return the very same output
 
 
 def find_stages(
@@ -41,8 +42,8 @@ def find_stages(
 
     A stage is a run of numbered children of one class and structure, such as those of a ``ModuleList`` or
     ``Sequential``, computed one after the other; all but its first can be left out, for they keep the shape of their
-    input. A block that changes the shape starts a new stage. Of runs within runs the outermost counts that has a block
-    to leave out. Where ``lists`` says which modules hold the blocks, their children are taken as they are.
+    input. A block that changes the shape starts a new stage. Of runs within runs the outermost counts, but a child that
+    is nothing but a list of blocks is a stage and no block. Where ``lists`` says which modules hold the blocks, their children are taken as they are.
     """
     seen = _watch(module, example)
     tied = {path for pair in tied_names(module).items() for path in pair}
@@ -58,7 +59,7 @@ def find_stages(
             alike = lists or _alike(module.get_submodule(divided[-1][0]), module.get_submodule(block))
             if block in series and block in seen.steady and alike and not shares:
                 divided[-1] += (block,)
-                without.set_submodule(block, Skip(seen.results.get(block, ())))
+                without.set_submodule(block, Skip(without.get_submodule(block), seen.results.get(block, ())))
             else:
                 divided.append((block,))
         problem = problem_with(without, example, seen.shape)
@@ -73,7 +74,9 @@ def find_stages(
             raise LayoutError(f"model.blocks: got {path!r}, expected the path of a list of blocks, as 'model.layers'")
         taken: set[str] = set()
         for run in [tuple(children)] if lists else _runs(module, children):
-            if not seen.order.keys() >= set(run):
+            if not seen.order.keys() >= set(run) or (
+                not lists and any(_is_stage(module, block, seen) for block in run)
+            ):
                 continue
             divided = divide(run)
             if any(len(stage) > 1 for stage in divided):
@@ -113,7 +116,8 @@ def _watch(module: nn.Module, example: Inputs) -> Watched:
         if not isinstance(first, Tensor) or not isinstance(result, Tensor):
             return
         seen.after[name] = made[id(first)][0] if id(first) in made else set()
-        made.setdefault(id(result), (set(), result))[0].add(name)
+        seen.returned[name] = made.setdefault(id(result), (set(), result))[0]
+        seen.returned[name].add(name)
         if first.shape == result.shape:
             seen.steady.add(name)
         if isinstance(output, tuple):
@@ -131,6 +135,19 @@ def _runs(module: nn.Module, children: list[str]) -> Iterator[Stage]:
     for _, group in itertools.groupby(numbered, key=lambda child: type(module.get_submodule(child))):
         if run := tuple(c for c in group if any(p.dim() > 1 for p in module.get_submodule(c).parameters())):
             yield run
+
+
+def _is_stage(module: nn.Module, path: str, seen: Watched) -> bool:
+    """Whether a module returns what the last of a list of blocks in it returns, and has no other parameters."""
+    everything = len(list(module.get_submodule(path).parameters()))
+    for place, _ in module.get_submodule(path).named_modules(prefix=path):
+        for run in _runs(module, _children(module, place)):
+            parts = [module.get_submodule(part) for part in run]
+            of_parts = sum(len(list(part.parameters())) for part in parts)
+            blocks = len(run) > 1 and all(list(p.children()) and not isinstance(p, CONTAINERS) for p in parts)
+            if blocks and of_parts == everything and run[-1] in seen.returned.get(path, ()):
+                return True
+    return False
 
 
 def _alike(first: nn.Module, block: nn.Module) -> bool:
@@ -161,7 +178,8 @@ def counterparts(module: nn.Module, layout: Layout) -> dict[str, str]:
     """Deep to shallow, as in the layouts of the built-in models.
 
     Blocks of convolutions: every kernel of the later blocks takes the last one of its shape in the first block. Blocks
-    with two norms: in every block the second takes the first. Other blocks: every matrix that of the first block.
+    with two norms: in every block the second takes the first. Other blocks, and those of convolutions whose first block
+    has no such kernel: every matrix or kernel that of the first block in which it has this shape.
     """
     shapes, pairs = layout.shapes, dict[str, str]()
     for stage in layout.stages:
@@ -170,7 +188,8 @@ def counterparts(module: nn.Module, layout: Layout) -> dict[str, str]:
         last = {shapes[name]: name for name in first}
         norms = [[name for name in names if _scales_a_norm(module, name)][:2] for names in trained]
         if any(later):
-            pairs |= {name: last[shapes[name]] for names in later for name in names if shapes[name] in last}
+            mixed = {name: last[shapes[name]] for names in later for name in names if shapes[name] in last}
+            pairs |= mixed or {n: ref for n, ref in layout.across_blocks.items() if layout.block_of[n] in stage}
         elif seconds := {two[1]: two[0] for two in norms if len(two) == 2 and shapes[two[0]] == shapes[two[1]]}:
             pairs |= seconds
         else:

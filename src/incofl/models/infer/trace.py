@@ -41,8 +41,8 @@ def export(module: nn.Module, example: Inputs) -> torch.export.ExportedProgram:
         _inline(program.graph_module)
         return program
     except Exception as problem:
-        words = f"torch.export cannot follow {type(module).__name__} ({first_line(problem)})"
-        raise LayoutError(f"layout: {words}") from problem
+        words = "its steps depend on values" if "DataDependent" in type(problem).__name__ else first_line(problem)
+        raise LayoutError(f"layout: torch.export cannot follow {type(module).__name__} ({words})") from problem
 
 
 @contextlib.contextmanager
@@ -82,6 +82,7 @@ def trace(module: nn.Module, example: Inputs) -> Trace:
     signature = program.graph_signature
     stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     state, tied = module.state_dict(), tied_names(module)
+    known: dict[str, Value] = {}
     entries: dict[str, Value] = {}
     values: dict[Node, list[Value]] = {}
     for node in program.graph.nodes:
@@ -90,7 +91,7 @@ def trace(module: nn.Module, example: Inputs) -> Trace:
             name = stored.get(node.name, node.name)
             reason = OBVIOUS if node.name in signature.user_inputs else f"{name} is not part of the state"
             name = tied.get(name, name)
-            value = entries.get(name) or Value(news(shape, None if name in state else reason))
+            value = known.setdefault(name, Value(news(shape, None if name in state else reason)))
             value.learned = name in state
             values[node] = [value]
             if value.learned and node.users:
