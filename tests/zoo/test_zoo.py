@@ -119,11 +119,12 @@ def test_it_trains(name: str, method: str, tmp_path: Path) -> None:
     data = incofl.Data((inputs, targets), classes=10)
     config = {
         "rounds": 2,
-        "cohort": 1.0,
+        "cohort": 2,
         "data": {"clients": 2, "partition": "iid"},
         "split": {"levels": 2},
         "local": {"epochs": 1, "batch_size": 6, "lr": 0.01},
         "engine": {"workers": 1},
+        "heterofl": {"mask": output.dim() == 2},
     }
     task = incofl.Task(loss) if output.dim() > 2 else None
     result = incofl.run(config, tmp_path / "run", model=(module, layout), data=data, method=method, task=task)

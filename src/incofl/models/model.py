@@ -35,6 +35,8 @@ class ModelOptions:
     patch: int | None = None  # side of a ViT's patches
     options: Mapping[str, Any] = field(default_factory=dict)  # more keyword arguments of a factory of your own
     inputs: Inputs | None = None  # one example on the meta device; None: a tensor of the shape
+    blocks: tuple[str, ...] = ()  # the lists of blocks of a model of your own, such as ``model.layers``; else found
+    pretrained: str | None = None  # folder or name on the Hub of a model of transformers
     logits: bool = True  # whether the output must be logits of the classes; False: anything
 
     @property

@@ -25,8 +25,8 @@ SIZES = {
 class Skip(nn.Module):
     """Takes the place of a block that was left out: returns its first input, where the block does in a tuple.
 
-    The other elements of the tuple are arguments that the block passes on, by position or name, or ``None``. A model may
-    ask a block for its attributes, so they are kept.
+    The other elements of the tuple are arguments that the block passes on, by position or name, or ``None``. The
+    block's attributes are kept, for a model may ask for them.
     """
 
     def __init__(self, block: nn.Module, results: tuple[int | str | None, ...] = ()) -> None:

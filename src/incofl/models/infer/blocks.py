@@ -43,7 +43,8 @@ def find_stages(
     A stage is a run of numbered children of one class and structure, such as those of a ``ModuleList`` or
     ``Sequential``, computed one after the other; all but its first can be left out, for they keep the shape of their
     input. A block that changes the shape starts a new stage. Of runs within runs the outermost counts, but a child that
-    is nothing but a list of blocks is a stage and no block. Where ``lists`` says which modules hold the blocks, their children are taken as they are.
+    is nothing but a list of blocks is a stage and no block. Where ``lists`` says which modules hold the blocks, their
+    children are taken as they are.
     """
     seen = _watch(module, example)
     tied = {path for pair in tied_names(module).items() for path in pair}

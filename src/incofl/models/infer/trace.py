@@ -132,7 +132,7 @@ def _apply(node: Node, values: dict[Node, list[Value]]) -> list[Value]:
     many = found if isinstance(found, list) else [found or ()]
     if found is None or any(shape != tuple(map(length, dims)) for shape, dims in zip(call.shapes, many, strict=False)):
         # No rule, or one for another overload. To hold everything that the operator touches whole is always safe.
-        call.hold(*(dim for value in call.values for dim in value), what="has no rule")
+        call.hold(*(dim for value in call.values for dim in value), what="computes something unknown with it")
         many = [news(shape) for shape in call.shapes]
     results = [Value(dims) for dims in many]
     for value in results:

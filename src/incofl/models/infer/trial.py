@@ -92,5 +92,5 @@ def _surprise(graph: Graph, trace: Trace, narrow: set[Atom]) -> tuple[set[Atom],
         if tuple(map(expected_shape, results)) != shapes_of(node)[: len(results)]:
             touched = [*results, *(dims for source in expected.all_input_nodes for dims in trace.values[source])]
             found = narrow & {atom for dims in touched for dim in dims for atom in leaves(dim)}
-            return found or narrow, f"{expected.target} in {where(expected)} has a fixed size"
+            return found or narrow, f"{where(expected)} is written for one size of it ({expected.name})"
     return set(), ""

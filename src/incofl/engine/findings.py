@@ -1,0 +1,47 @@
+"""What was found in a model, in words, and what a user should know before a run starts."""
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+
+from incofl.costs import Cost
+from incofl.inco import InCo
+from incofl.layout import Layout
+from incofl.method import Method
+from incofl.split import Kind
+
+LEAST = 0.1  # the share of its parameters by which a level should exceed the one below it
+
+
+def describe(layout: Layout) -> list[str]:
+    """The blocks, the widths that can be narrowed, the pairs of InCo, and what is held whole and why; a line each."""
+    blocks = ", ".join(f"{stage[0]} to {stage[-1]}" if len(stage) > 1 else stage[0] for stage in layout.stages)
+    none = 'none found, so the depth cannot be split; model.blocks = "PATH" names a list of blocks'
+    widths = _grouped(f"{axis.name} ({axis.size})" for axis in layout.narrow_axes)
+    lines = [f"blocks: {blocks or none}", f"widths: {', '.join(widths) or 'none can be narrowed'}"]
+    lines.append(f"InCo mixes {len(layout.shallow)} tensors")
+    return lines + _grouped(f"{axis} is held whole: {reason}" for axis, reason in layout.kept_whole.items())
+
+
+def _grouped(lines: Iterable[str]) -> list[str]:
+    """Lines that differ in the numbers of blocks only, as one."""
+    groups: dict[str, list[str]] = {}
+    for line in lines:
+        groups.setdefault(re.sub(r"(?<=\.)\d+\b|^\d+(?=\.)", "*", line), []).append(line)
+    return [same[0] if len(same) == 1 else f"{pattern} [{len(same)} times]" for pattern, same in groups.items()]
+
+
+def warnings(method: Method, layout: Layout, kind: Kind, levels: Sequence[Cost]) -> list[str]:
+    """What makes a run pointless or weaker than it looks."""
+    found = []
+    if len(levels) == 1:
+        other = "stage or layer" if kind == "hetero" else "hetero"
+        found.append(f"there is one level, so every client trains the whole model; try split.kind = {other}")
+    for small, large in itertools.pairwise(levels):
+        if (more := large.parameters / max(small.parameters, 1) - 1) < LEAST:
+            pair = f"levels {small.level} and {large.level} differ by {more:.1%} of their parameters"
+            found.append(f"{pair}; fewer levels, or another split.kind, may serve clients better")
+    if any(isinstance(transform, InCo) and not transform.pairs(layout) for transform in method.transforms):
+        why = "no deep tensor of its blocks has a shallow one of its shape" if layout.stages else "it has no blocks"
+        found.append(f"InCo has nothing to mix in this model, for {why}: {method.name} does the same without it")
+    return found
