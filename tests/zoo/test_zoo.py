@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from incofl.split import Slice, Splitter, submodel
 from incofl.tensors import call, map_inputs, num_examples
 from tests.zoo.models import FOUND, ZOO, Found
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of code that is not ours
 FAST = ("bert", "llama", "hf-resnet", "convnext", "gpt2-lm")  # in ``make test``; the others are slow
 NAMES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ZOO]
 
@@ -137,3 +139,8 @@ def test_it_trains(name: str, method: str, tmp_path: Path) -> None:
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def test_the_table_in_the_documents_is_up_to_date() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    assert runpy.run_path(str(docs / "zoo.py"))["page"]() == (docs / "zoo.md").read_text()
