@@ -17,18 +17,22 @@ def describe(layout: Layout) -> list[str]:
     """The blocks, the widths that can be narrowed, the pairs of InCo, and what is held whole and why; a line each."""
     blocks = ", ".join(f"{stage[0]} to {stage[-1]}" if len(stage) > 1 else stage[0] for stage in layout.stages)
     none = 'none found, so the depth cannot be split; model.blocks = "PATH" names a list of blocks'
-    widths = _grouped(f"{axis.name} ({axis.size})" for axis in layout.narrow_axes)
+    widths = _grouped((axis.name, f"of {axis.size}") for axis in layout.narrow_axes)
     lines = [f"blocks: {blocks or none}", f"widths: {', '.join(widths) or 'none can be narrowed'}"]
     lines.append(f"InCo mixes {len(layout.shallow)} tensors")
-    return lines + _grouped(f"{axis} is held whole: {reason}" for axis, reason in layout.kept_whole.items())
+    return lines + _grouped((axis, f"is held whole: {reason}") for axis, reason in layout.kept_whole.items())
 
 
-def _grouped(lines: Iterable[str]) -> list[str]:
-    """Lines that differ in the numbers of blocks only, as one."""
-    groups: dict[str, list[str]] = {}
-    for line in lines:
-        groups.setdefault(re.sub(r"(?<=\.)\d+\b|^\d+(?=\.)", "*", line), []).append(line)
-    return [same[0] if len(same) == 1 else f"{pattern} [{len(same)} times]" for pattern, same in groups.items()]
+def _grouped(items: Iterable[tuple[str, str]]) -> list[str]:
+    """Names, with something said about each; those that differ in the numbers of blocks only, as one."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for item in items:
+        name, said = (re.sub(r"(?<=\.)\d+(?=\.)|\b\d+(?=\.)", "*", words) for words in item)
+        groups.setdefault((name, said), []).append(item)
+    return [
+        " ".join(same[0]) if len(same) == 1 else f"{name} ({len(same)} times) {said}"
+        for (name, said), same in groups.items()
+    ]
 
 
 def warnings(method: Method, layout: Layout, kind: Kind, levels: Sequence[Cost]) -> list[str]:

@@ -51,6 +51,8 @@ def check_module(
     name: str, module: nn.Module, layout: Layout | None, options: ModelOptions
 ) -> tuple[nn.Module, Layout]:
     """Refuses a module that fails on a batch, or whose output is not what the options say; infers a missing layout."""
+    if layout is not None and options.blocks:
+        raise ConfigError(f"model.blocks: got {options.blocks[0]!r}, expected none: {name} comes with its Layout")
     example, expected = options.batch, options.output
     try:
         *_, output = try_out(module, example)
