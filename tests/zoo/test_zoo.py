@@ -19,6 +19,8 @@ from tests.zoo.models import FOUND, ZOO, Found
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of code that is not ours
 FAST = ("bert", "llama", "hf-resnet", "convnext", "gpt2-lm")  # in ``make test``; the others are slow
+NORMS = ("Norm", "Norm2d", "GRN")  # how the names of classes end that compute over channels
+CHANNELS_FIRST = ("GroupNorm", "LayerNorm2d", "PoolFormerGroupNorm", "SqueezeBertLayerNorm")
 NAMES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ZOO]
 
 
@@ -45,8 +47,7 @@ def test_a_slice_is_the_full_network_with_the_rest_zeroed(name: str) -> None:
     for share in (0.25, 0.5, 0.75):
         slice_ = Splitter((share,), (layout.depth,)).slice(layout, 0)
         small = submodel(module, layout, slice_)
-        held = {name: value for name, value in module.state_dict().items() if name not in layout.tied}
-        small.load_state_dict(slice_.take(held), strict=not layout.tied)
+        small.load_state_dict(slice_.take(module.state_dict()), strict=not layout.tied)
         full = zeroed(module, small, slice_)
         example = map_inputs(
             lambda x: torch.rand_like(x, dtype=torch.float64) if x.is_floating_point() else x, ZOO[name].example
@@ -78,18 +79,10 @@ def zeroed(module: nn.Module, small: nn.Module, slice_: Slice) -> nn.Module:
                 value.copy_(only[name])
     for path, norm in full.named_modules():
         kept = slice_.index.get(f"{path}.weight", slice_.index.get(f"{path}.gamma", ()))
-        if (
-            type(norm).__name__.endswith(("Norm", "Norm2d", "GRN"))
-            and not isinstance(norm, nn.modules.batchnorm._NormBase)
-            and kept
-        ):
-            channels_first = (
-                isinstance(norm, nn.GroupNorm)
-                or type(norm).__name__ == "LayerNorm2d"
-                or getattr(norm, "data_format", "") == "channels_first"
-            )
-            dim = 1 if channels_first else -1
-            norm.forward = functools.partial(over_kept, small.get_submodule(path), kept[-1], dim)  # type: ignore[method-assign]
+        if kept and type(norm).__name__.endswith(NORMS) and not isinstance(norm, nn.modules.batchnorm._NormBase):
+            first = type(norm).__name__ in CHANNELS_FIRST or getattr(norm, "data_format", "") == "channels_first"
+            narrow = functools.partial(over_kept, small.get_submodule(path), kept[-1], 1 if first else -1)
+            norm.forward = narrow  # type: ignore[method-assign]
     return full
 
 
