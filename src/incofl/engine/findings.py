@@ -1,14 +1,14 @@
 """What was found in a model, in words, and what a user should know before a run starts."""
 
 import itertools
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from incofl.costs import Cost
 from incofl.inco import InCo
 from incofl.layout import Layout
 from incofl.method import Method
-from incofl.split import Kind
+from incofl.split import Kind, Splitter
 
 LEAST = 0.1  # the share of its parameters by which a level should exceed the one below it
 
@@ -35,15 +35,17 @@ def _grouped(items: Iterable[tuple[str, str]]) -> list[str]:
     ]
 
 
-def warnings(method: Method, layout: Layout, kind: Kind, levels: Sequence[Cost]) -> list[str]:
+def warnings(method: Method, layout: Layout, kind: Kind, splitter: Splitter) -> list[str]:
     """What makes a run pointless or weaker than it looks."""
     found = []
-    if len(levels) == 1:
+    slices = [splitter.slice(layout, level) for level in range(len(splitter.depths))]
+    sizes = [sum(math.prod(s.shapes[name]) for name in s.shapes if name in layout.parameters) for s in slices]
+    if len(sizes) == 1:
         other = "stage or layer" if kind == "hetero" else "hetero"
         found.append(f"there is one level, so every client trains the whole model; try split.kind = {other}")
-    for small, large in itertools.pairwise(levels):
-        if (more := large.parameters / max(small.parameters, 1) - 1) < LEAST:
-            pair = f"levels {small.level} and {large.level} differ by {more:.1%} of their parameters"
+    for level, (small, large) in enumerate(itertools.pairwise(sizes)):
+        if (more := large / max(small, 1) - 1) < LEAST:
+            pair = f"levels {level} and {level + 1} differ by {more:.1%} of their parameters"
             found.append(f"{pair}; fewer levels, or another split.kind, may serve clients better")
     if any(isinstance(transform, InCo) and not transform.pairs(layout) for transform in method.transforms):
         why = "no deep tensor of its blocks has a shallow one of its shape" if layout.stages else "it has no blocks"
