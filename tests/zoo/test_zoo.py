@@ -1,9 +1,9 @@
 """Every architecture of the zoo: what is found in it, that narrow slices are exact, and that it trains."""
 
 import copy
-import functools
 import math
 import runpy
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ CHANNELS_FIRST = ("GroupNorm", "LayerNorm2d", "PoolFormerGroupNorm", "SqueezeBer
 NAMES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ZOO]
 
 
-@functools.cache
+@cache
 def found(name: str) -> tuple[nn.Module, Layout]:
     """The module of an architecture, with random weights, and its layout."""
     with torch.random.fork_rng(devices=[]):
@@ -81,8 +81,8 @@ def zeroed(module: nn.Module, small: nn.Module, slice_: Slice) -> nn.Module:
         kept = slice_.index.get(f"{path}.weight", slice_.index.get(f"{path}.gamma", ()))
         if kept and type(norm).__name__.endswith(NORMS) and not isinstance(norm, nn.modules.batchnorm._NormBase):
             first = type(norm).__name__ in CHANNELS_FIRST or getattr(norm, "data_format", "") == "channels_first"
-            narrow = functools.partial(over_kept, small.get_submodule(path), kept[-1], 1 if first else -1)
-            norm.forward = narrow  # type: ignore[method-assign]
+            narrow = partial(over_kept, small.get_submodule(path), kept[-1], 1 if first else -1)
+            norm.forward = narrow
     return full
 
 
@@ -105,9 +105,8 @@ def test_it_trains(name: str, method: str, tmp_path: Path) -> None:
     module, layout = found(name)
     example = ZOO[name].example
     generator = torch.Generator().manual_seed(0)
-    inputs = map_inputs(lambda x: torch.cat([x] * 4), example)
-    if not isinstance(inputs, dict):
-        inputs = torch.rand(inputs.shape, generator=generator)
+    images = partial(torch.rand, generator=generator)
+    inputs = map_inputs(lambda x: images(12, *x.shape[1:]) if x.is_floating_point() else torch.cat([x] * 4), example)
     with torch.no_grad():
         output = call(copy.deepcopy(module).eval(), example)
     targets = torch.randint(10, (num_examples(inputs), *output.shape[1:-1]), generator=generator)
@@ -119,7 +118,7 @@ def test_it_trains(name: str, method: str, tmp_path: Path) -> None:
         "split": {"levels": 2},
         "local": {"epochs": 1, "batch_size": 6, "lr": 0.01},
         "engine": {"workers": 1},
-        "heterofl": {"mask": output.dim() == 2},
+        "heterofl": {"mask": output.dim() == 2, "label_rows": output.dim() == 2},
     }
     task = incofl.Task(loss) if output.dim() > 2 else None
     result = incofl.run(config, tmp_path / "run", model=(module, layout), data=data, method=method, task=task)

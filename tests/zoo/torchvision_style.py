@@ -101,7 +101,7 @@ class Inverted(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int = 1, squeeze: bool = False) -> None:
         super().__init__()
         hidden = 2 * inputs
-        layers = [conv_bn(inputs, hidden, 1), conv_bn(hidden, hidden, 3, stride, groups=hidden)]
+        layers: list[nn.Module] = [conv_bn(inputs, hidden, 1), conv_bn(hidden, hidden, 3, stride, groups=hidden)]
         layers += [SqueezeExcitation(hidden)] if squeeze else []
         self.branch = nn.Sequential(*layers, nn.Conv2d(hidden, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
         self.adds = stride == 1 and inputs == outputs
@@ -153,7 +153,7 @@ class Shuffle(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         passed, changed = x.chunk(2, 1)
         x = torch.cat([passed, self.branch(changed)], 1)
-        return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+        return x.view(len(x), 2, -1, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
 
 
 def shufflenet() -> nn.Module:

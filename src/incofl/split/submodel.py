@@ -35,7 +35,7 @@ class Skip(nn.Module):
         self.results = results
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        given = {**dict(enumerate(inputs)), **options, None: None}
+        given: dict[int | str | None, Any] = {**dict(enumerate(inputs)), **options}
         if not self.results:
             return next(iter(given.values()))
         return tuple(given.get(place) for place in self.results)
@@ -44,8 +44,8 @@ class Skip(nn.Module):
 def list_tied_once(module: nn.Module, tied: Mapping[str, str]) -> None:
     """Leaves one name of each tied tensor in the module's state dict, now and in its copies."""
     if tied:
-        module.register_state_dict_post_hook(partial(_leave_out, tied))
-        module.register_load_state_dict_pre_hook(partial(_add, tied))
+        module.register_state_dict_post_hook(partial(_leave_out, tied))  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_pre_hook(partial(_add, tied))  # type: ignore[no-untyped-call]
 
 
 def _leave_out(tied: Mapping[str, str], module: nn.Module, state: dict[str, Tensor], *_: object) -> None:

@@ -32,7 +32,7 @@ def infer_layout(module: nn.Module, example: Inputs, blocks: Sequence[str] = ())
         copied, example, traced, untraced = _follow(module, example)
         names: dict[Atom, str] = {}
         axes, reasons = ({}, {EVERY_WIDTH: untraced}) if traced is None else _try_axes(copied, example, traced, names)
-        stages, results = find_stages(copied, example, traced and traced.graph, blocks)
+        stages, results = find_stages(copied, example, None if traced is None else traced.graph, blocks)
     layout = dataclasses.replace(Layout.of(module, axes, stages, {}), results=results)
     layout = dataclasses.replace(layout, shallow=counterparts(copied, layout), kept_whole=reasons)
     if not layout.stages and not layout.narrow_axes:

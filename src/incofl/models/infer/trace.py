@@ -68,9 +68,9 @@ def _inline(module: GraphModule) -> None:
         given = node.args[node.args.index(region) + 1 :]
         places = dict(zip(inner.graph.find_nodes(op="placeholder"), given, strict=True))
         with graph.inserting_before(node):
-            results = graph.graph_copy(inner.graph, places)
+            results = cast(tuple[Node, ...], graph.graph_copy(inner.graph, places))
         for user in list(node.users):
-            user.replace_all_uses_with(results[user.args[1]])
+            user.replace_all_uses_with(results[cast(int, user.args[1])])
             graph.erase_node(user)
         graph.erase_node(node)
         graph.erase_node(region)
