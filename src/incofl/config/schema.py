@@ -55,7 +55,7 @@ class ModelConfig:
     patch: Count | None = None  # side of a ViT's patches in pixels; left out, 16, or an eighth of that of small images
     # initial weights: a safetensors file, or a name on the Hugging Face Hub; for ``hf:`` a folder, or a name
     pretrained: str | None = None
-    # for your own model, the path of the list of its blocks, such as ``model.layers``, or several; left out, found
+    # for your own model, the path of the list of its blocks, such as ``encoder.layers``, or several; left out, found
     blocks: str | tuple[str, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)  # a table of arguments for your own model's factory
 
