@@ -98,9 +98,12 @@ def method_bytes(model: Model, slice_: Slice, level: int, method: Method) -> tup
 
 def count_macs(module: nn.Module, example: Inputs) -> int:
     """Counts the multiply-accumulates of convolutions and matrix products, attention included, in one forward pass."""
-    module.eval()
+    trained = [parameter for parameter in module.eval().parameters() if parameter.requires_grad]
+    module.requires_grad_(False)  # the counter expects none where a parameter is an argument of a module
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         call(module, example)
+    for parameter in trained:
+        parameter.requires_grad_()
     return int(counter.get_total_flops()) // 2  # a multiplication and an addition each
 
 

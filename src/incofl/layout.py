@@ -1,6 +1,6 @@
 """What a model says about itself, so that nothing else needs to know the names of its parameters."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -43,6 +43,9 @@ class Layout:
     closing: Mapping[str, slice] = field(default_factory=dict)  # entries, and their rows, whose zeros close a block
     frozen: frozenset[str] = frozenset()  # never change (``requires_grad = False``): not trained, uploaded or sent
     given: frozenset[str] = frozenset()  # only the server changes them: sent in every round, not trained or uploaded
+    tied: Mapping[str, str] = field(default_factory=dict)  # names of the state that are the same tensor as an entry
+    # For blocks that return a tuple, the place among the arguments of what each element is when the block is left out
+    results: Mapping[str, tuple[int | str | None, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -60,12 +63,11 @@ class Layout:
         perhaps a kernel that is always whole; a bias or a statistic has the outputs only. ``closing`` has the entries,
         perhaps with the rows of each, that end the residual branches of a block: with zeros there it is the identity.
         """
-        state = module.state_dict()
+        tied = tied_names(module)
+        state = {name: value for name, value in module.state_dict().items() if name not in tied}
         layers = {name: axes.get(name.rpartition(".")[0], ()) for name in state}
         frozen = frozen_entries(module) & state.keys()
         parameters = {name for name, _ in module.named_parameters()}
-        if tied := {name for name, _ in module.named_parameters(remove_duplicate=False)} - parameters:
-            raise LayoutError(f"layout: {min(tied)!r} is the same tensor as another parameter; untie them first")
         return cls(
             axes={n: axes.get(n, (*layers[n], *[None] * x.dim())[: x.dim()]) for n, x in state.items()},
             shapes={name: tuple(value.shape) for name, value in state.items()},
@@ -75,14 +77,18 @@ class Layout:
             exits=dict(exits or {}),
             closing=dict(closing) if isinstance(closing, Mapping) else dict.fromkeys(closing, slice(None)),
             frozen=frozen,
+            tied=tied,
         )
 
     @classmethod
-    def infer(cls, module: nn.Module, example: Inputs) -> "Layout":
-        """The layout of any module, by tracing a batch of examples; what cannot be narrowed safely is held whole."""
+    def infer(cls, module: nn.Module, example: Inputs, blocks: Sequence[str] = ()) -> "Layout":
+        """The layout of any module, by tracing a batch of examples; what cannot be narrowed safely is held whole.
+
+        ``blocks`` names the lists whose children are the blocks, such as ``model.layers``; without it they are found.
+        """
         from incofl.models.infer import infer_layout  # it is built on layouts, and needs a second to be loaded
 
-        return infer_layout(module, example)
+        return infer_layout(module, example, blocks)
 
     def __post_init__(self) -> None:
         sizes: dict[str, int] = {}
@@ -157,6 +163,13 @@ class Layout:
                     if self.block_of[name] == block and name in self.parameters and len(shape) >= 2:
                         pairs[name] = first.setdefault(key(block, name), name)
         return {name: reference for name, reference in pairs.items() if name != reference}
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """The names of a module's state that are the same tensor as an earlier one, and the name of that one."""
+    first: dict[int, str] = {}
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name: first[id(value)] for name, value in named if first.setdefault(id(value), name) != name}
 
 
 def frozen_norms(module: nn.Module) -> dict[str, nn.Module]:

@@ -1,6 +1,7 @@
 """Layouts found by tracing: hand-derived axes, equality with the hand-written ones, and what is held whole."""
 
 import copy
+import functools
 import pickle
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from incofl.errors import LayoutError
 from incofl.layout import Layout
-from incofl.models import MODELS, Family, ModelOptions
+from incofl.models import MODELS, Family, ModelOptions, as_model
 from incofl.split import Splitter, make_splitter, submodel
 
 
@@ -155,7 +156,7 @@ def test_a_view_that_would_make_other_heads_of_fewer_channels_is_noticed() -> No
     """It runs, and its output has the right shape; but half of the heads would become heads of half the width."""
     layout = Layout.infer(attention((3, 4, -1)), SEQUENCES)
     assert weights(layout, "qkv", "out") == [(None, ("stem", 24, 1, 1)), ("classes", None)]
-    assert layout.kept_whole == {"qkv": "aten.unflatten.int in the model itself has a fixed size"}
+    assert layout.kept_whole == {"qkv": "the model itself is written for one size of it (unflatten)"}
 
 
 def test_a_filter_per_channel_and_groups_of_a_norm() -> None:
@@ -242,7 +243,7 @@ def test_halves_are_copies_and_unlike_widths_side_by_side_are_whole() -> None:
         (None, ("up", 10, 1, 1)),
         ("classes", None),
     ]
-    reason = "aten.cat in the model itself puts unlike widths side by side"
+    reason = "the model itself puts unlike widths side by side (cat)"
     assert layout.kept_whole == {"a": reason, "b": reason}
 
 
@@ -255,7 +256,7 @@ def test_what_has_no_rule_is_whole() -> None:
     )
     layout = Layout.infer(net, VECTORS)
     assert weights(layout, "stem", "mid") == [(None, None), (("mid", 6, 1, 1), None)]
-    assert layout.kept_whole == {"stem": "aten.sort in the model itself has no rule"}
+    assert layout.kept_whole == {"stem": "the model itself computes something unknown with it (sort)"}
 
 
 def test_parallel_branches_are_no_stage() -> None:
@@ -334,7 +335,7 @@ def test_an_overload_that_a_rule_is_not_for_is_whole() -> None:
     net = Net(
         lambda s, x: s.out(torch.max(s.a(x), s.b(x))), a=nn.Linear(12, 8), b=nn.Linear(12, 8), out=nn.Linear(8, 5)
     )
-    reason = "aten.max in the model itself has no rule"
+    reason = r"the model itself computes something unknown with it \(max\)"
     with pytest.raises(LayoutError, match=reason):
         Layout.infer(net, VECTORS)
 
@@ -362,17 +363,14 @@ def error(module: nn.Module, example: Tensor) -> str:
 
 
 def test_refusals(capfd: pytest.CaptureFixture[str]) -> None:
-    tied = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12))
-    tied[1].weight = tied[0].weight
-    assert error(tied, VECTORS) == "layout: '1.weight' is the same tensor as another parameter; untie them first"
     assert error(nn.Linear(12, 5), VECTORS) == (
         "layout: Linear can be split neither by depth nor by width: it has no numbered children of one class, such as "
         "those of a ModuleList, that keep the shape of what they get, and no width can be narrowed (all are those of "
-        "its input or output); write its Layout by hand"
+        "its input or output); name its blocks with model.blocks, or write its Layout by hand"
     )
     assert error(nn.Linear(11, 5), VECTORS).startswith("layout: Linear fails on a batch of shape (3, 12): ")
     chooses = Net(lambda s, x: s.a(x) if x.sum() > 0 else s.b(x), a=nn.Linear(12, 5), b=nn.Linear(12, 5))
-    assert error(chooses, VECTORS).startswith("layout: torch.export cannot follow Net (Could not guard on ")
+    assert "(every width: torch.export cannot follow Net (its steps depend on values))" in error(chooses, VECTORS)
     assert capfd.readouterr() == ("", "")
     pair = Net(lambda s, x: (s.a(x), x), a=nn.Linear(12, 5))
     assert "gives something else than one tensor" in error(pair, VECTORS)
@@ -384,8 +382,112 @@ def test_splitting_what_cannot_be_split() -> None:
         make_splitter(flat, "stage", 1)
     stiff = Net(
         lambda s, x: s.out(s.blocks(x)),
-        blocks=nn.Sequential(nn.BatchNorm1d(12), nn.BatchNorm1d(12)),
+        blocks=nn.Sequential(*[Net(lambda s, x: x + s.add(x), add=nn.Linear(12, 12)) for _ in range(2)]),
         out=nn.Linear(12, 5),
     )
     with pytest.raises(LayoutError, match=r"expected 'stage' or 'layer': no width can be narrowed \(all are those of"):
         make_splitter(Layout.infer(stiff, VECTORS), "hetero", 2)
+
+
+class Block(nn.Module):
+    """A residual block; with ``pair`` it returns a tuple, whose second element it passes on."""
+
+    def __init__(self, pair: bool = False) -> None:
+        super().__init__()
+        self.up, self.down, self.pair = nn.Linear(8, 16), nn.Linear(16, 8), pair
+
+    def forward(self, x: Tensor, bias: Tensor) -> Any:
+        out = x + self.down(self.up(x).relu()) + bias
+        return (out, bias, out.sum()) if self.pair else out
+
+
+class Looks(nn.Module):
+    """Its first step depends on values, which a trace cannot follow; its blocks can still be left out."""
+
+    def __init__(self, pair: bool = False, looks: bool = True) -> None:
+        super().__init__()
+        self.stem, self.blocks, self.out = (
+            nn.Linear(12, 8),
+            nn.ModuleList(Block(pair) for _ in range(3)),
+            nn.Linear(8, 5),
+        )
+        self.looks = looks
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(-x if self.looks and float(x.sum()) > 0 else x)
+        bias = torch.ones_like(x)
+        for block in self.blocks:
+            x = block(x, bias)
+            if isinstance(x, tuple):
+                x, bias, _ = x
+        out: Tensor = self.out(x)
+        return out
+
+
+BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
+
+
+def test_what_cannot_be_traced_is_split_by_depth(capfd: pytest.CaptureFixture[str]) -> None:
+    layout = Layout.infer(Looks(), VECTORS)
+    assert (layout.stages, layout.narrow_axes) == ((BLOCKS,), ())
+    assert layout.kept_whole == {"every width": "torch.export cannot follow Looks (its steps depend on values)"}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_blocks_that_return_tuples() -> None:
+    """A block that is left out passes on what the block passes on: the bias."""
+    net = Looks(pair=True, looks=False)
+    layout = Layout.infer(net, VECTORS)
+    assert layout.stages == (BLOCKS,)
+    assert layout.results == dict.fromkeys(BLOCKS, (0, 1, None))
+    slice_ = make_splitter(layout, "layer", [1]).slice(layout, 0)
+    small = submodel(net, layout, slice_)
+    small.load_state_dict(slice_.take(net.state_dict()))
+    x = torch.rand(3, 12)
+    stem = net.stem(x)
+    assert torch.equal(small(x), net.out(net.blocks[0](stem, torch.ones_like(stem))[0]))
+
+
+def test_blocks_named_by_hand() -> None:
+    """Between these blocks something else is mixed in, so they are not taken for blocks unless they are named."""
+    net = Net(
+        lambda s, x: s.out(functools.reduce(lambda h, b: s.stem(x) + b(h), s.steps, s.stem(x))),
+        stem=nn.Linear(12, 8),
+        steps=nn.ModuleList(nn.Linear(8, 8) for _ in range(3)),
+        out=nn.Linear(8, 5),
+    )
+    assert Layout.infer(net, VECTORS).stages == ()
+    assert Layout.infer(net, VECTORS, blocks=["steps"]).stages == (("steps.0", "steps.1", "steps.2"),)
+    with pytest.raises(
+        LayoutError, match=r"^model.blocks: got 'layers', expected the path of a list of blocks, as 'mod"
+    ):
+        Layout.infer(net, VECTORS, blocks=["layers"])
+
+
+def test_tied_parameters_are_one_entry() -> None:
+    mid, out = nn.Embedding(20, 8), nn.Linear(8, 20, bias=False)
+    out.weight = mid.weight
+    net = Net(lambda s, x: s.out(s.mid(x).relu()), mid=mid, out=out)
+    layout = Layout.infer(net, TOKENS)
+    assert layout.tied == {"out.weight": "mid.weight"}
+    assert axes_of(layout) == {"mid.weight": ("classes", ("mid", 8, 1, 1))}
+    model = as_model(net, layout, TOKENS)
+    assert model.initial.keys() == {"mid.weight"}
+    slice_ = make_splitter(layout, "hetero", [0.5]).slice(layout, 0)
+    small = submodel(model.template, layout, slice_)
+    small.load_state_dict(slice_.take(model.initial))
+    assert small.get_submodule("out").weight is small.get_submodule("mid").weight
+    assert small.state_dict().keys() == {"mid.weight"}
+    assert [name for name, _ in small.named_parameters()] == ["mid.weight"]
+
+
+def test_a_list_of_norms_is_no_list_of_blocks_nor_are_unlike_containers() -> None:
+    norms = Net(
+        lambda s, x: s.out(s.norms(s.mid(x))),
+        mid=nn.Linear(12, 8),
+        norms=nn.Sequential(*[nn.LayerNorm(8) for _ in range(3)]),
+        out=nn.Linear(8, 5),
+    )
+    assert Layout.infer(norms, VECTORS).stages == ()
+    unlike = nn.Sequential(nn.Sequential(nn.Linear(12, 12)), nn.Sequential(nn.Linear(12, 12), nn.ReLU()))
+    assert Layout.infer(nn.Sequential(nn.Linear(12, 12), unlike, nn.Linear(12, 5)), VECTORS).stages == ()

@@ -25,19 +25,23 @@ def plan(
     from incofl.cli.display import print_table
     from incofl.costs import human
     from incofl.engine.build import plan_fleet, split_kind
+    from incofl.engine.findings import describe, warnings
+    from incofl.models import MODELS
 
     overrides = arg.overrides(set_, method=method, model=model)
     resolved, federation, fleet = plan_fleet(config, overrides, devices, ignore_limits)
     wanted, data, layout = resolved.model, resolved.data, federation.model.layout
     kind, levels, clients = split_kind(resolved, layout), federation.costs, federation.clients_by_level
-    kept_whole = layout.kept_whole if kind == "hetero" else {}
+    notes = warnings(federation.method, layout, kind, federation.splitter)
     mean = sum(cost.parameters * clients[cost.level] for cost in levels) / (sum(clients) or 1)
     if as_json:
         numbers: dict[str, object] = {"model": wanted.name, "width": wanted.width, "stem": wanted.stem}
         numbers |= {"data": data.name, "split": kind, "mean_parameters": mean}
         numbers["levels"] = [asdict(cost) | {"clients": clients[cost.level]} for cost in levels]
         numbers["devices"] = [asdict(device) | {"level": level} for device, level in fleet]
-        typer.echo(json.dumps(numbers | {"kept_whole": dict(kept_whole)}, indent=2))
+        widths = {axis.name: axis.size for axis in layout.narrow_axes}
+        numbers["found"] = {"blocks": layout.stages, "widths": widths, "pairs": dict(layout.shallow)}
+        typer.echo(json.dumps(numbers | {"kept_whole": dict(layout.kept_whole), "warnings": notes}, indent=2))
         return
     lines = [["level", "blocks", levels[0].share[0], "params", "MACs", "down", "up", "memory", "clients"]]
     for cost in levels:
@@ -47,8 +51,10 @@ def plan(
     print_table(lines, f"{wanted.name} at width {wanted.width:g}, {kind} splitting, {data.name}")
     typer.echo("MACs of a forward pass of one example; bytes a round; memory of training, estimated")
     typer.echo(f"mean over the {sum(clients)} clients: {human(mean)} parameters")
-    for axis, reason in kept_whole.items():
-        typer.echo(f"{axis} is held whole: {reason}")
+    for line in [] if wanted.name in MODELS else describe(layout):
+        typer.echo(line)
+    for line in notes:
+        typer.echo(f"warning: {line}")
     if devices is None:
         return
     lines = [["device", "count", "memory", "compute", "bandwidth", "level", "params", "exceeded"]]

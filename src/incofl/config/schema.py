@@ -43,7 +43,9 @@ class DataConfig:
 class ModelConfig:
     """The server model, named by the largest member of its family."""
 
-    name: str = "auto"  # one of ``incofl list models``, your own ``package.module:attribute``, or what suits the data
+    # one of ``incofl list models``, your own ``package.module:attribute``, a class of Hugging Face transformers such as
+    # ``hf:AutoModelForSequenceClassification``, or what suits the data
+    name: str = "auto"
     width: Annotated[float, Gt(0), Le(4)] | None = None  # multiplier of all channels; left out, what suits the data
     # stem of a ResNet: ``imagenet`` (the paper's: 7x7, pooling), ``small`` (3x3), or what suits the data
     stem: Literal["imagenet", "small", "auto"] = "auto"
@@ -51,7 +53,10 @@ class ModelConfig:
     dim: Count | None = None  # width of its residual stream or hidden state; left out, as its name says
     heads: Count | None = None  # heads of its attention; left out, as its name says
     patch: Count | None = None  # side of a ViT's patches in pixels; left out, 16, or an eighth of that of small images
-    pretrained: str | None = None  # initial weights: a safetensors file, or a name on the Hugging Face Hub
+    # initial weights: a safetensors file, or a name on the Hugging Face Hub; for ``hf:`` a folder, or a name
+    pretrained: str | None = None
+    # for your own model, the path of the list of its blocks, such as ``encoder.layers``, or several; left out, found
+    blocks: str | tuple[str, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)  # a table of arguments for your own model's factory
 
 

@@ -20,6 +20,7 @@ from incofl.errors import ConfigError, RunError
 from incofl.layout import Layout
 from incofl.method import Method
 from incofl.models import Model, ModelOptions, make_model
+from incofl.models.hf import PREFIX
 from incofl.models.infer.closing import find_closing
 from incofl.models.pretrained import with_pretrained
 from incofl.seeds import Purpose, numpy_rng, seed_of, torch_rng
@@ -46,6 +47,8 @@ def build_model(config: Config) -> Model:
         heads=m.heads,
         patch=m.patch,
         options=m.options,
+        blocks=(m.blocks,) if isinstance(m.blocks, str) else m.blocks or (),
+        pretrained=m.pretrained,
         inputs=data.inputs if isinstance(data, Data) else None,
         logits=parts.task.classes and (source.labelled or source.sequence),
     )
@@ -222,7 +225,7 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
     federation = outline(config)
     if config.model.pretrained is not None and config.split.start == "identity":
         raise ConfigError("split.start: got 'identity', expected 'random' with model.pretrained")
-    if config.model.pretrained is not None and not begun:
+    if config.model.pretrained is not None and not begun and not config.model.name.startswith(PREFIX):
         federation = dataclasses.replace(federation, model=with_pretrained(federation.model, config.model.pretrained))
     if config.split.start == "identity" and not begun:
         federation = dataclasses.replace(federation, model=with_identity_start(federation.model, federation.splitter))

@@ -8,6 +8,7 @@ from pathlib import Path
 from incofl.config import Config
 from incofl.engine.build import split_kind
 from incofl.engine.federation import Federation
+from incofl.engine.findings import warnings
 from incofl.engine.run_folder import Row
 from incofl.errors import ConfigError
 
@@ -47,6 +48,8 @@ class Lines(Progress):
             self.say(f"resumed after round {len(rows)}")
         if kind == "hetero" and whole:
             self.say(f"{len(whole)} axes are held whole by every level; incofl plan says which and why")
+        for line in warnings(federation.method, federation.model.layout, kind, federation.splitter):
+            self.say(f"warning: {line}")
 
     def finished_round(self, row: Row) -> None:
         count = f"{row['round']:>{len(str(self._rounds))}}/{self._rounds}"

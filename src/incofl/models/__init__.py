@@ -13,6 +13,7 @@ from torch import nn
 from incofl.errors import ConfigError, nearest
 from incofl.layout import Layout
 from incofl.models.custom import SIZES, Factory, as_pair, make_custom, use_module
+from incofl.models.hf import PREFIX, make_hf
 from incofl.models.model import Extend, Model, ModelOptions, as_model
 from incofl.models.resnet import DEPTHS, ResNet
 from incofl.models.stacks import ResidualMlp, StackedLstm, TextTransformer
@@ -114,13 +115,18 @@ AnyModel = str | Factory | nn.Module | Made
 
 
 def find_family(model: AnyModel) -> Family:
-    """The model of a name, or your own: a factory or its name, a module, or a pair of a module and its layout."""
+    """The model of a name, or your own: a factory or its name, a module, or a pair of a module and its layout.
+
+    A name such as ``hf:AutoModelForSequenceClassification`` is a class of Hugging Face transformers.
+    """
     if isinstance(model, str) and model in MODELS:
         return MODELS[model]
     if isinstance(model, str) and ":" not in model:
         raise ConfigError(f"model.name: got {model!r}{nearest(model, MODELS)}")
     if isinstance(model, nn.Module | tuple):
         build = functools.partial(use_module, *as_pair(model, f"model: got {model!r:.60}"))
+    elif isinstance(model, str) and model.startswith(PREFIX):
+        build = functools.partial(make_hf, model)
     else:
         build = functools.partial(make_custom, model)
     return Family("your own", build, input="any", split=None, levels=None)
@@ -146,6 +152,7 @@ def make_model(
 def _check(name: str, family: Family, options: ModelOptions) -> None:
     """Refuses options that a built-in model does not have, and data that it cannot read."""
     own_sizes = {size: getattr(options, size) for size in SIZES if size not in family.sizes}
+    own_sizes["blocks"] = options.blocks or None
     for key, value in (own_sizes | {f"options.{key}": value for key, value in options.options.items()}).items():
         if value is not None:
             raise ConfigError(f"model.{key}: got {value!r}, expected none: {name} has no such option")

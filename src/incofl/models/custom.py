@@ -31,12 +31,12 @@ def make_custom(model: str | Factory, options: ModelOptions) -> tuple[nn.Module,
         raise
     except Exception as problem:
         raise ConfigError(f"model.name: {name} failed: {describe(problem)}") from problem
-    return _checked(name, *as_pair(made, f"model.name: {name} returned {type(made).__name__}"), options)
+    return check_module(name, *as_pair(made, f"model.name: {name} returned {type(made).__name__}"), options)
 
 
 def use_module(module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
     """A copy of a module that was made in Python, which replaces what the config says, and its layout."""
-    return _checked(type(module).__name__, copy.deepcopy(module), layout, options)
+    return check_module(type(module).__name__, copy.deepcopy(module), layout, options)
 
 
 def as_pair(made: object, problem: str) -> tuple[nn.Module, Layout | None]:
@@ -47,8 +47,12 @@ def as_pair(made: object, problem: str) -> tuple[nn.Module, Layout | None]:
     return module, layout
 
 
-def _checked(name: str, module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
+def check_module(
+    name: str, module: nn.Module, layout: Layout | None, options: ModelOptions
+) -> tuple[nn.Module, Layout]:
     """Refuses a module that fails on a batch, or whose output is not what the options say; infers a missing layout."""
+    if layout is not None and options.blocks:
+        raise ConfigError(f"model.blocks: got {options.blocks[0]!r}, expected none: {name} comes with its Layout")
     example, expected = options.batch, options.output
     try:
         *_, output = try_out(module, example)
@@ -58,7 +62,7 @@ def _checked(name: str, module: nn.Module, layout: Layout | None, options: Model
     got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if expected is not None and got != expected:
         raise ConfigError(f"model.name: {name} gives {got} for a batch of {expected[0]}, expected logits {expected}")
-    return module, layout or Layout.infer(module, example)
+    return module, layout or Layout.infer(module, example, options.blocks)
 
 
 def _name(factory: Factory) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from incofl.errors import LayoutError
 from incofl.layout import Layout
 from incofl.models.resnet import Stem
+from incofl.split.submodel import list_tied_once
 from incofl.tensors import Inputs, Tensors, call, clone, map_inputs
 
 Shape = tuple[int, ...]
@@ -34,6 +35,8 @@ class ModelOptions:
     patch: int | None = None  # side of a ViT's patches
     options: Mapping[str, Any] = field(default_factory=dict)  # more keyword arguments of a factory of your own
     inputs: Inputs | None = None  # one example on the meta device; None: a tensor of the shape
+    blocks: tuple[str, ...] = ()  # the lists of blocks of a model of your own, such as ``model.layers``; else found
+    pretrained: str | None = None  # folder or name on the Hub of a model of transformers
     logits: bool = True  # whether the output must be logits of the classes; False: anything
 
     @property
@@ -68,13 +71,15 @@ class Model:
 def as_model(module: nn.Module, layout: Layout | None, example: Inputs) -> Model:
     """A server model of a module, which is not changed, and a batch of its inputs; without a layout, it is inferred."""
     layout = layout or Layout.infer(module, map_inputs(lambda x: x[:EXAMPLES], example))
-    initial = clone(module.state_dict())
+    initial = clone({name: value for name, value in module.state_dict().items() if name not in layout.tied})
     shapes = {name: tuple(value.shape) for name, value in initial.items()}
     for name in (*layout.shapes, *shapes):
         if (says := layout.shapes.get(name)) != (has := shapes.get(name)):
             raise LayoutError(f"layout: {name!r} has shape {says}, but {has} in the given {type(module).__name__}")
     inputs = map_inputs(lambda x: torch.empty(x.shape[1:], dtype=x.dtype, device="meta"), example)
-    return Model(without_values(module), layout, initial, inputs)
+    template = without_values(module)
+    list_tied_once(template, layout.tied)
+    return Model(template, layout, initial, inputs)
 
 
 def without_values(module: nn.Module) -> nn.Module:
@@ -83,11 +88,11 @@ def without_values(module: nn.Module) -> nn.Module:
     Buffers that are not part of its state, such as fixed position encodings, keep their values.
     """
 
-    def on_meta(value: Tensor) -> Tensor:
+    def emptied(value: Tensor) -> Tensor:
         empty = value.detach().to("meta")
         return nn.Parameter(empty, value.requires_grad) if isinstance(value, nn.Parameter) else empty
 
-    return copy.deepcopy(module, {id(value): on_meta(value) for value in module.state_dict(keep_vars=True).values()})
+    return copy.deepcopy(module, {id(value): emptied(value) for value in module.state_dict(keep_vars=True).values()})
 
 
 def try_out(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs, Any]:
@@ -97,12 +102,22 @@ def try_out(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs, Any]
     """
     with torch.random.fork_rng(devices=[]):
         try:
-            copied, batch = without_values(module).to("meta").eval(), map_inputs(lambda x: x.to("meta"), example)
+            copied, batch = on_meta(module, example)
             return copied, batch, call(copied, batch)
         except Exception:  # for example, forward makes a tensor without saying on which device
-            copied = copy.deepcopy(module).cpu().eval()
-            batch = map_inputs(lambda x: torch.zeros_like(x, device="cpu") if x.is_meta else x.cpu(), example)
+            copied, batch = on_cpu(module, example)
             return copied, batch, call(copied, batch)
+
+
+def on_meta(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs]:
+    """A copy of a module in evaluation mode and a batch, both without values."""
+    return without_values(module).to("meta").eval(), map_inputs(lambda x: x.to("meta"), example)
+
+
+def on_cpu(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs]:
+    """A copy of a module in evaluation mode and a batch, both on the CPU."""
+    batch = map_inputs(lambda x: torch.zeros_like(x, device="cpu") if x.is_meta else x.cpu(), example)
+    return copy.deepcopy(module).cpu().eval(), batch
 
 
 def first_line(problem: BaseException) -> str:

@@ -1,6 +1,10 @@
 """The module that a client trains: the server's module with blocks left out and tensors cut to its slice."""
 
 import copy
+from collections.abc import Mapping
+from functools import partial
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +15,46 @@ from incofl.split.slices import Slice
 # Sizes that modules keep beside their tensors and compute with, by tensor and dimension.
 SIZES = {
     ("weight", 0): ("out_features", "num_embeddings", "num_features", "num_channels"),
-    ("weight", 1): ("in_features", "embedding_dim"),
+    ("weight", 1): ("in_features", "embedding_dim", "nf"),
     ("running_mean", 0): ("num_features",),
     ("weight_ih_l0", 1): ("input_size",),
     ("weight_hh_l0", 1): ("hidden_size",),
 }
 
 
-class Skip(nn.Identity):
-    """Takes the place of a block that was left out: returns its first input and ignores the others."""
+class Skip(nn.Module):
+    """Takes the place of a block that was left out: returns its first input, where the block does in a tuple.
 
-    def forward(self, input: Tensor, *others: object, **options: object) -> Tensor:
-        return input
+    The other elements of the tuple are arguments that the block passes on, by position or name, or ``None``. The
+    block's attributes are kept, for a model may ask for them.
+    """
+
+    def __init__(self, block: nn.Module, results: tuple[int | str | None, ...] = ()) -> None:
+        super().__init__()
+        vars(self).update({key: value for key, value in vars(block).items() if not key.startswith("_")})
+        self.results = results
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        given: dict[int | str | None, Any] = {**dict(enumerate(inputs)), **options}
+        if not self.results:
+            return next(iter(given.values()))
+        return tuple(given.get(place) for place in self.results)
+
+
+def list_tied_once(module: nn.Module, tied: Mapping[str, str]) -> None:
+    """Leaves one name of each tied tensor in the module's state dict, now and in its copies."""
+    if tied:
+        module.register_state_dict_post_hook(partial(_leave_out, tied))  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_pre_hook(partial(_add, tied))  # type: ignore[no-untyped-call]
+
+
+def _leave_out(tied: Mapping[str, str], module: nn.Module, state: dict[str, Tensor], *_: object) -> None:
+    for name in tied:
+        state.pop(name, None)
+
+
+def _add(tied: Mapping[str, str], module: nn.Module, state: dict[str, Tensor], *_: object) -> None:
+    state.update({name: state[first] for name, first in tied.items() if first in state})
 
 
 def submodel(template: nn.Module, layout: Layout, slice_: Slice) -> nn.Module:
@@ -35,9 +67,14 @@ def submodel(template: nn.Module, layout: Layout, slice_: Slice) -> nn.Module:
     held = {layout.block_of[name] for name in slice_.index}
     for block in (*layout.blocks, *layout.exits):
         if block not in held:
-            model.set_submodule(block, Skip())  # keeps the names of the blocks around it
+            model.set_submodule(
+                block, Skip(model.get_submodule(block), layout.results.get(block, ()))
+            )  # keeps the names of the blocks around it
     for prefix, module in model.named_modules():
         _shrink(module, prefix + "." if prefix else "", slice_)
+    for name, first in layout.tied.items():
+        path, _, own = name.rpartition(".")
+        setattr(model.get_submodule(path), own, attrgetter(first)(model))
     return model
 
 

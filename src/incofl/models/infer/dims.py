@@ -140,9 +140,9 @@ class Call:
         lists = [given if isinstance(given, list) else [given] for given in self.arguments.values()]
         return [value for given in lists for value in given if isinstance(value, Value)]
 
-    def hold(self, *dims: Dim, what: str = "depends on its positions") -> None:
+    def hold(self, *dims: Dim, what: str = "uses its positions one by one") -> None:
         """Holds dimensions whole because of this call."""
-        hold(*dims, reason=f"{self.name} in {self.where} {what}")
+        hold(*dims, reason=f"{self.where} {what} ({self.name.removeprefix('aten.')})")
 
 
 Rule = Callable[[Call], Dims | list[Dims] | None]  # dimensions of the result, or of each; None: it cannot say

@@ -1,11 +1,12 @@
 """The safety net: what was found is tried out before anything relies on it."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.fx import Graph
 
+from incofl.errors import LayoutError
 from incofl.layout import Layout
 from incofl.models.infer.dims import Atom, Dims, hold, leaves, length
 from incofl.models.infer.trace import Trace, export, shapes_of, where
@@ -15,6 +16,8 @@ from incofl.split.slices import cut
 from incofl.tensors import Inputs, call
 
 SHARE = 0.5  # of the units that a trial keeps
+# Steps that change no element, and that torch leaves out where there is nothing to do.
+IDLE = ("aten.contiguous.default", "aten._assert_tensor_metadata.default")
 
 
 def problem_with(module: nn.Module, example: Inputs, shape: Sequence[int]) -> str | None:
@@ -41,20 +44,33 @@ def hold_rigid(module: nn.Module, example: Inputs, layout: Layout, atoms: Mappin
         with next(module.parameters()).device:
             return submodel(module, layout, cut(layout, layout.blocks, keep))
 
-    def sift(names: Sequence[str]) -> None:
-        problem = problem_with(narrowed([*fine, *names]), example, shape)
+    def sift(names: Sequence[str], why_not: Callable[[nn.Module], str | None]) -> None:
+        problem = why_not(narrowed([*fine, *names]))
         if problem is None:
             fine.extend(names)
         elif len(names) == 1:
             size = atoms[names[0]].size
             hold([atoms[names[0]]], reason=f"with {kept(size, SHARE)} of {size} the model fails: {problem}")
         else:
-            sift(names[: len(names) // 2])
-            sift(names[len(names) // 2 :])
+            sift(names[: len(names) // 2], why_not)
+            sift(names[len(names) // 2 :], why_not)
 
-    sift(list(atoms))
+    def not_exported(small: nn.Module) -> str | None:
+        try:
+            export(small, example)
+        except LayoutError as problem:
+            return first_line(problem)
+        return None
+
+    sift(list(atoms), lambda small: problem_with(small, example, shape))
     while fine:
-        wrong, reason = _surprise(export(narrowed(fine), example).graph, trace, {atoms[name] for name in fine})
+        try:
+            graph = export(narrowed(fine), example).graph
+        except LayoutError:
+            running, fine = fine, []
+            sift(running, not_exported)
+            continue
+        wrong, reason = _surprise(graph, trace, {atoms[name] for name in fine})
         hold(wrong, reason=reason)
         if not wrong:
             break
@@ -68,12 +84,13 @@ def _surprise(graph: Graph, trace: Trace, narrow: set[Atom]) -> tuple[set[Atom],
         sizes = [[kept(a.size, SHARE) if a in narrow else a.size for a in leaves(dim)] for dim in dims]
         return tuple(map(math.prod, sizes))
 
-    if len(graph.nodes) != len(trace.graph.nodes):
+    ours, theirs = ([node for node in g.nodes if str(node.target) not in IDLE] for g in (trace.graph, graph))
+    if [str(node.target) for node in ours] != [str(node.target) for node in theirs]:
         return narrow, "the model takes other steps when it is narrowed"
-    for expected, node in zip(trace.graph.nodes, graph.nodes, strict=True):
+    for expected, node in zip(ours, theirs, strict=True):
         results = trace.values.get(expected, [])
         if tuple(map(expected_shape, results)) != shapes_of(node)[: len(results)]:
             touched = [*results, *(dims for source in expected.all_input_nodes for dims in trace.values[source])]
             found = narrow & {atom for dims in touched for dim in dims for atom in leaves(dim)}
-            return found or narrow, f"{expected.target} in {where(expected)} has a fixed size"
+            return found or narrow, f"{where(expected)} is written for one size of it ({expected.name})"
     return set(), ""

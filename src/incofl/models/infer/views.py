@@ -82,8 +82,11 @@ def joint(call: Call) -> Dims:
     """Tensors one after the other, copies of an axis if all are of the same one; or along a new dimension."""
     at = (call["dim"] or 0) % len(call.shape)
     after = at if call.name == "aten.stack" else at + 1
-    others = spread(len(call.shape) - 1, *((*dims[:at], *dims[after:]) for dims in call["tensors"]))
-    along = [leaves(atom for dim in dims[at:after] for atom in dim) for dims in call["tensors"]]
+    tensors = [dims for dims in call["tensors"] if all(map(length, dims))]  # others hold nothing, as an empty cache
+    others = spread(len(call.shape) - 1, *((*dims[:at], *dims[after:]) for dims in tensors))
+    along = [leaves(atom for dim in dims[at:after] for atom in dim) for dims in tensors]
+    if len(along) == 1:
+        return tensors[0]
     if along[0] and all(dim == along[0] for dim in along):
         joined = (*new(len(along)), *along[0])
     else:

@@ -1,0 +1,98 @@
+"""Models of transformers by name: from a folder, with random weights, and what is said when there are none."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import incofl
+from incofl.errors import ConfigError
+from incofl.models import Model, ModelOptions, make_model
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 24}
+IMAGES = SIZES | {"patch_size": 4, "image_size": 8, "num_channels": 1}
+DIGITS = ModelOptions(shape=(1, 8, 8))
+TEXTS = ModelOptions(shape=(7,), classes=2, vocabulary=30)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny ViT of three classes, as its authors would publish it."""
+    config = transformers.AutoConfig.for_model("vit", **IMAGES, num_labels=3)
+    transformers.AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path / "vit")
+    return tmp_path / "vit"
+
+
+def made(kind: str, data: ModelOptions, **changes: Any) -> Model:
+    return make_model(f"hf:AutoModelFor{kind}", replace(data, **changes))
+
+
+def test_weights_of_a_folder_with_a_head_for_other_classes(folder: Path) -> None:
+    model = made("ImageClassification", DIGITS, pretrained=str(folder))
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(folder).state_dict()
+    assert model.layout.depth == (3,)
+    assert model.initial["classifier.weight"].shape == (10, 16)
+    same = {name for name, value in model.initial.items() if torch.equal(value, theirs[name])}
+    assert model.initial.keys() - same <= {"classifier.weight", "classifier.bias"}
+
+
+def test_a_run_from_a_folder(folder: Path, tmp_path: Path) -> None:
+    config = {
+        "rounds": 1,
+        "cohort": 2,
+        "data": {"clients": 3, "limit": 60},
+        "model": {"name": "hf:AutoModelForImageClassification", "pretrained": str(folder)},
+        "local": {"epochs": 1},
+    }
+    result = incofl.run(config, tmp_path / "run", progress=False)
+    assert len(result.history) == 1
+    assert incofl.load_model(tmp_path / "run")(torch.rand(2, 1, 8, 8)).logits.shape == (2, 10)
+
+
+def test_random_weights_of_an_architecture() -> None:
+    model = made("SequenceClassification", TEXTS, options={"model_type": "bert", **SIZES})
+    assert model.initial["bert.embeddings.word_embeddings.weight"].shape == (30, 16)
+    assert model.layout.depth == (3,)
+    tokens = made(
+        "CausalLM", ModelOptions(shape=(7,), classes=30, vocabulary=30, sequence=True),
+        options={"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2},
+    )  # fmt: skip
+    assert tokens.layout.tied == {"lm_head.weight": "transformer.wte.weight"}
+    assert "lm_head.weight" not in tokens.initial
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "line"),
+    [
+        ("ImageClasification", {}, "expected a class such as hf:AutoModelForSequenceClassification; did you mean"),
+        ("ImageClassification", {}, "model.pretrained: got none, expected a folder or a name on the Hub, or model.opt"),
+        ("ImageClassification", {"pretrained": "./nowhere"}, "model.pretrained: ./nowhere: no such folder"),
+        ("ImageClassification", {"options": {"model_type": "vitt"}}, "model.options: 'vitt' cannot be made: "),
+        (
+            "ImageClassification",
+            {"pretrained": "some/model"},
+            r"cannot get 'some/model' from the Hub \(no network\); or ",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    kind: str, changes: Any, line: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fails)
+    with pytest.raises(ConfigError, match=line) as caught:
+        made(kind, DIGITS, **changes)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_that_knows_fewer_tokens_than_the_data(tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model("bert", **SIZES, vocab_size=20)
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="knows 20 tokens, expected at least the 30 of the data"):
+        made("SequenceClassification", TEXTS, pretrained=str(tmp_path))
