@@ -30,8 +30,8 @@ def test_tables_are_made_from_the_numbers(script: Any) -> None:
 
 
 def test_the_study_of_inco_is_made_from_its_evaluations(script: Any) -> None:
-    for path, text in script("inco/collect")["pages"]().items():
-        assert path.read_text() == text, "run: python experiments/inco/collect.py"
+    for path, text in script("inco_pages")["pages"]().items():
+        assert path.read_text() == text, "run: python experiments/inco_pages.py"
 
 
 def test_half_width_is_the_interval_of_the_t_test(script: Any) -> None:

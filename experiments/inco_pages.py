@@ -1,6 +1,6 @@
 """Takes over the evaluations of the study ``inco``, and writes what they say.
 
-usage: python experiments/inco/collect.py [runs/reproduce/inco]
+usage: python experiments/inco_pages.py [runs/reproduce/inco]
 
 With a folder, its CSV files become those of experiments/results; the pages beside them are made from these.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from incofl.studies.inco import PARTS, load_part, page, read_csv
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parent / "results"
 
 
 def pages() -> dict[Path, str]:
