@@ -44,7 +44,7 @@ def with_pretrained(model: Model, where: str) -> Model:
                 raise _refused(f"{where} lacks {name!r}; does it hold a smaller or another model?")
             initial[name] = _fitted(name, found[name], model, where).to(fresh.dtype)
     for name in found:
-        if name not in initial and not _in_deeper_block(name, model.layout):
+        if name not in initial and name not in model.layout.tied and not _in_deeper_block(name, model.layout):
             raise _refused(f"{where} holds {name!r}, which the model lacks; is it another model?")
     if not all_finite(initial):
         raise _refused(f"{where} holds values that are not finite")

@@ -31,7 +31,7 @@ class Skip(nn.Module):
 
     def __init__(self, block: nn.Module, results: tuple[int | str | None, ...] = ()) -> None:
         super().__init__()
-        vars(self).update({key: value for key, value in vars(block).items() if not key.startswith("_")})
+        vars(self).update({key: value for key, value in vars(block).items() if key[0] != "_" and key != "forward"})
         self.results = results
 
     def forward(self, *inputs: Any, **options: Any) -> Any:

@@ -30,8 +30,7 @@ def infer_layout(module: nn.Module, example: Inputs, blocks: Sequence[str] = ())
     name = type(module).__name__
     with torch.random.fork_rng(devices=[]):
         copied, example, traced, untraced = _follow(module, example)
-        names: dict[Atom, str] = {}
-        axes, reasons = ({}, {EVERY_WIDTH: untraced}) if traced is None else _try_axes(copied, example, traced, names)
+        axes, reasons = ({}, {EVERY_WIDTH: untraced}) if traced is None else _try_axes(copied, example, traced)
         stages, results = find_stages(copied, example, None if traced is None else traced.graph, blocks)
     layout = dataclasses.replace(Layout.of(module, axes, stages, {}), results=results)
     layout = dataclasses.replace(layout, shallow=counterparts(copied, layout), kept_whole=reasons)
@@ -71,16 +70,18 @@ def _follow(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs, Trac
     return *running, None, first_line(problem).removeprefix("layout: ")
 
 
-def _try_axes(
-    module: nn.Module, example: Inputs, traced: Trace, names: dict[Atom, str]
-) -> tuple[dict[str, Axes], dict[str, str]]:
+def _try_axes(module: nn.Module, example: Inputs, traced: Trace) -> tuple[dict[str, Axes], dict[str, str]]:
     """The axes that a trial confirms, and why others are held whole."""
+    names: dict[Atom, str] = {}
     for dim in (dim for dims in traced.entries.values() for dim in dims):
         free = [atom for atom in leaves(dim) if atom.whole is None]
         hold(free[1:], reason="it lies along one dimension with another axis, or twice")
     axes, _ = _find_axes(module, traced, names)
     narrow = {name: atom for atom, name in names.items() if atom.whole is None}
-    hold_rigid(module, example, Layout.of(module, axes, (), {}), narrow, traced)
+    try:
+        hold_rigid(module, example, Layout.of(module, axes, (), {}), narrow, traced)
+    except Exception as problem:  # whatever a user's module may raise when it is copied or cut
+        return {}, {EVERY_WIDTH: f"no narrower copy can be made: {first_line(problem)}"}
     return _find_axes(module, traced, names)
 
 

@@ -1,6 +1,7 @@
 """The safety net: what was found is tried out before anything relies on it."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
@@ -45,15 +46,22 @@ def hold_rigid(module: nn.Module, example: Inputs, layout: Layout, atoms: Mappin
             return submodel(module, layout, cut(layout, layout.blocks, keep))
 
     def sift(names: Sequence[str], why_not: Callable[[nn.Module], str | None]) -> None:
-        problem = why_not(narrowed([*fine, *names]))
-        if problem is None:
+        """Holds the axes that fail; those of one kind, which differ in the numbers of blocks only, fail together."""
+        kinds: dict[str, list[str]] = {}
+        for name in names:
+            kinds.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+        if not names or why_not(narrowed([*fine, *names])) is None:
             fine.extend(names)
-        elif len(names) == 1:
-            size = atoms[names[0]].size
-            hold([atoms[names[0]]], reason=f"with {kept(size, SHARE)} of {size} the model fails: {problem}")
+        elif len(kinds) > 1:
+            for kind in kinds.values():
+                sift(kind, why_not)
+        elif (problem := why_not(narrowed([*fine, names[0]]))) is None:
+            fine.append(names[0])
+            sift(names[1:], why_not)
         else:
-            sift(names[: len(names) // 2], why_not)
-            sift(names[len(names) // 2 :], why_not)
+            for name in names:
+                size = atoms[name].size
+                hold([atoms[name]], reason=f"with {kept(size, SHARE)} of {size} the model fails: {problem}")
 
     def not_exported(small: nn.Module) -> str | None:
         try:
