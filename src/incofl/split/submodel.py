@@ -22,7 +22,7 @@ SIZES = {
 }
 
 
-class Skip(nn.Module):
+class Skip(nn.Identity):
     """Takes the place of a block that was left out: returns its first input, where the block does in a tuple.
 
     The other elements of the tuple are arguments that the block passes on, by position or name, or ``None``. The

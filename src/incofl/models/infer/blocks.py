@@ -161,17 +161,23 @@ def _alike(first: nn.Module, block: nn.Module) -> bool:
 
 
 def _in_series(graph: Graph | None, run: Stage, seen: Watched) -> set[str]:
-    """The blocks of a run that get the output of the block before them, with which nothing else is mixed on the way."""
+    """The blocks of a run that get the output of the block before them.
+
+    Nothing else is mixed with it on the way but what that block itself got, as in a residual stream around it.
+    """
     if graph is None:
         return {block for last, block in itertools.pairwise(run) if last in seen.after.get(block, ())}
     fed: dict[object, set[str]] = {}  # the block that alone is behind each node
+    got: dict[str, set[object]] = {block: set() for block in run}  # the nodes whose values each block gets
     series: set[str] = set()
     for node in graph.nodes:
-        sources = [fed[source] for source in node.all_input_nodes]
+        sources = node.all_input_nodes
         inside = set(run).intersection(paths(node))
-        behind = set[str]().union(*sources)
+        behind = set[str]().union(*(fed[source] for source in sources))
         series.update(block for last, block in itertools.pairwise(run) if block in inside and last in behind)
-        fed[node] = inside or (set.intersection(*sources) if sources else set())
+        for block in inside:
+            got[block].update(source for source in sources if block not in fed[source])
+        fed[node] = inside or {b for b in behind if all(fed[s] == {b} or s in got[b] for s in sources)}
     return series
 
 
