@@ -59,11 +59,12 @@ def test_an_axis_has_one_number_of_units() -> None:
         layout(axes=axes, shapes={"w": (2,), "v": (3,)})
 
 
-def test_tied_parameters_are_refused() -> None:
+def test_tied_parameters_are_one_entry() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     model[1].weight = model[0].weight
-    with pytest.raises(LayoutError, match=r"'1.weight' is the same tensor as another parameter"):
-        Layout.of(model, {}, [], {})
+    layout = Layout.of(model, {}, [], {})
+    assert layout.tied == {"1.weight": "0.weight"}
+    assert layout.axes.keys() == {"0.weight", "0.bias", "1.bias"}
 
 
 def test_counterparts_across_blocks() -> None:
