@@ -40,6 +40,7 @@ def test_two_rounds_are_those_of_the_engine(method: str, tmp_path: Path) -> None
     assert first["peak_memory"] > 10**7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [
