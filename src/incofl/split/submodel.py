@@ -35,7 +35,7 @@ class Skip(nn.Module):
         self.results = results
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        given: dict[int | str | None, Any] = {**dict(enumerate(inputs)), **options}
+        given: dict[Any, Any] = {**dict(enumerate(inputs)), **options}
         if not self.results:
             return next(iter(given.values()))
         return tuple(given.get(place) for place in self.results)

@@ -110,7 +110,7 @@ def _watch(module: nn.Module, example: Inputs) -> Watched:
     def note(part: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
         if (name := names.get(part)) is None:  # one that another module hides from its children
             return
-        given: dict[int | str, Any] = {**dict(enumerate(args)), **options}
+        given: dict[Any, Any] = {**dict(enumerate(args)), **options}
         first = next(iter(given.values()), None)
         result = output[0] if isinstance(output, tuple) and output else output
         seen.order.setdefault(name, len(seen.order))
