@@ -346,7 +346,7 @@ FOUND: dict[str, Found] = {
     "hf-mobilenet-v1": Found((1, 1, 1, 3, 1, 3, 1, 11, 1, 3), 14, 8),
     "hf-mobilenet-v2": Found((2, 3, 4, 3, 3, 1), 25, 21),
     "hf-efficientnet": Found((2, 3), 12, 9),
-    "segformer": Found((2, 2), 11, 3),
+    "segformer": Found((2, 2), 8, 3),
     "pvt": Found((2, 2), 5, 3),
     "cvt": Found((2, 2), 6, 6),
     "data2vec-vision": Found((3,), 4, 3),

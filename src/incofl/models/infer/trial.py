@@ -46,22 +46,25 @@ def hold_rigid(module: nn.Module, example: Inputs, layout: Layout, atoms: Mappin
             return submodel(module, layout, cut(layout, layout.blocks, keep))
 
     def sift(names: Sequence[str], why_not: Callable[[nn.Module], str | None]) -> None:
-        """Holds the axes that fail; those of one kind, which differ in the numbers of blocks only, fail together."""
+        """Holds the axes that fail; of a kind, which differ in the number of their block only, those between two."""
         kinds: dict[str, list[str]] = {}
         for name in names:
-            kinds.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+            kinds.setdefault(re.sub(r"(^|.*\.)\d+\.", r"\1*.", name), []).append(name)  # without its last number
         if not names or why_not(narrowed([*fine, *names])) is None:
             fine.extend(names)
         elif len(kinds) > 1:
-            for kind in kinds.values():
-                sift(kind, why_not)
+            groups = list(kinds.values())
+            for half in (groups[: len(groups) // 2], groups[len(groups) // 2 :]):
+                sift([name for kind in half for name in kind], why_not)
         elif (problem := why_not(narrowed([*fine, names[0]]))) is None:
             fine.append(names[0])
             sift(names[1:], why_not)
         else:
-            for name in names:
+            all_fail = why_not(narrowed([*fine, names[-1]])) is not None
+            for name in names if all_fail else names[:1]:
                 size = atoms[name].size
                 hold([atoms[name]], reason=f"with {kept(size, SHARE)} of {size} the model fails: {problem}")
+            sift([] if all_fail else names[1:], why_not)
 
     def not_exported(small: nn.Module) -> str | None:
         try:
