@@ -23,7 +23,7 @@ from tests.texts import write_shakespeare
 # Where a method is the same as another in the first rounds, or must differ from it.
 PER_SIZE = ("fedavg", "fedprox", "fednova", "scaffold", "moon")
 SPLIT = ("heteroavg", "heteroprox", "heteronova", "heteroscaffold", "heteromoon")
-UNEQUAL = ("heterofl", "inclusivefl", "fedrolex", "scalefl")
+UNEQUAL = ("heterofl", "inclusivefl", "fedrolex", "scalefl", "fedrand", "fedecover")
 # What test_noise.py and test_lora.py are about is left out.
 NAMES = [name for name in METHODS if not name.endswith("+noise") and name not in ADAPTERS]
 
@@ -75,8 +75,8 @@ def check_method(federation: Federation) -> None:
         assert all(same(a, b) for a, b in zip(snapshot(server), before, strict=True))
         assert all(all_finite(tensors) for tensors in snapshot(after))
         held = {n: torch.zeros(layout.shapes[n]) for n in layout.parameters}
-        for job in federation.schedule(round, 4):
-            piece = federation.slice(job.level, round)
+        for job in federation.schedule(round, 4, server=server):
+            piece = federation.slice_of(job)
             piece.put({n: torch.ones(s) for n, s in piece.shapes.items() if n in held}, held)
         for level in federation.levels_in_use:
             for n, mask in held.items():
@@ -95,7 +95,9 @@ def snapshot(server: Server) -> list[Tensors]:
     return [clone(server.shared), *map(clone, server.private.values()), *map(clone, server.extra.values())]
 
 
-@pytest.mark.parametrize("name", ["incoscaffold", "heteromoon", "heteronova", "heterofl", "fedrolex", "scalefl+inco"])
+@pytest.mark.parametrize(
+    "name", ["incoscaffold", "heteromoon", "heteronova", "heterofl", "fedrolex", "fedrand", "fedecover", "scalefl+inco"]
+)
 def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
     """Memories, variates, measured statistics, lengths, moving windows and exits through shared memory."""
     settings = [f"method={name}", "cohort=6", "data.clients=8", "rounds=3", "aggregate.precision=float64"]

@@ -201,7 +201,7 @@ class Run:
         )
         start = time.perf_counter()
         with trace.span("schedule"):
-            jobs = federation.schedule(server.round, config.cohort_size, among)
+            jobs = federation.schedule(server.round, config.cohort_size, among, server)
         advanced = run_round(server, federation.method, jobs, self._executor, stats)
         trace.add("mean, transforms", SERVER, stats.last_arrival, time.perf_counter())
         if not self._backend.suffices(server.round, stats):

@@ -24,7 +24,7 @@ from incofl.errors import ConfigError, UploadError
 from incofl.options import options
 from incofl.tensors import Tensors, empty
 
-VERSION = 3  # of everything below; server and nodes must agree
+VERSION = 4  # of everything below; server and nodes must agree
 HEADER = 1024  # bytes that an array's own header may take, at most
 TENSORS = ("update", "buffers", "extra")  # the parts of an upload that are tensors
 NUMBERS = ("client", "level", "examples", "steps", "loss")  # what an upload and a report both say
@@ -57,8 +57,8 @@ class Answer:
 class Order(Job):
     """What the server tells a node to do."""
 
-    run: str  # identifies the run, for what a node remembers of it
-    config: str  # the run's config, as TOML
+    run: str = ""  # identifies the run, for what a node remembers of it
+    config: str = ""  # the run's config, as TOML
     memory: tuple[int, int] | None = None  # level and round of the turn from whose memory the node starts
     known: str = ""  # what the node has said of itself, as far as its slice depends on it; empty: anything
     frozen: str = digest({})  # identifies the frozen part of the slice
@@ -129,15 +129,15 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: 
     if "answer" in content:
         raise Refusal("it says other limits than before", "changed", decode_answer(content))
     _check_keys(content, {*TENSORS, "report"}, "the reply")
-    layout, slice_ = federation.model.layout, federation.slice(job.level, job.round, job.client)
+    layout, slice_ = federation.model.layout, federation.slice_of(job)
     names = {"update": layout.parameters, "buffers": layout.buffers, "extra": federation.method.client.extra(layout)}
     tensors: dict[str, Any] = {}
     for part, own in names.items():
         shapes = {name: shape for name, shape in slice_.shapes.items() if name in own - slice_.given}
         tensors[part] = _decode(content[part], part, shapes, federation.model.initial)
     report = _read(Report, content["report"])
-    for name, value in vars(job).items():
-        if getattr(report, name) != value:
+    for name in ("client", "level", "round"):
+        if getattr(report, name) != (value := getattr(job, name)):
             raise Refusal(f"it replies for {name} {getattr(report, name)}, expected {value}")
     classes = federation.data.classes if federation.task.classes else None
     for name, length in (("labels", classes or 0), ("totals", totals if report.tested else 0)):

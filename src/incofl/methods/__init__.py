@@ -31,6 +31,8 @@ _SHARED = {
     "heterofl": ("heterofl", "HeteroFL: the first channels of every layer"),
     "inclusivefl": ("inclusivefl", "InclusiveFL: a last block and a head of each size's own"),
     "fedrolex": ("fedrolex", "FedRolex: HeteroFL with a rolling window of channels"),
+    "fedrand": ("fedrand", "random width: channels drawn for each client and round"),
+    "fedecover": ("fedecover", "FedEcover: random width from pools that cover all channels"),
     "scalefl": ("scalefl", "ScaleFL: fewer blocks and fewer channels, with early exits"),
 }
 # Low-rank adapters on a frozen model, of which levels hold some ranks.
