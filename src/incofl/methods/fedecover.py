@@ -14,6 +14,7 @@ in ``fedrand``.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -54,9 +55,8 @@ class PooledWindows(RandomWindows):
     def slice(self, layout: Layout, level: int, round: int = 0, client: int | None = None, drawn: Drawn = ()) -> Slice:
         if not drawn:  # the one that is evaluated, which has the same shape
             return super().slice(layout, level)
-        axes = self.axes(layout, level)
-        parts = torch.tensor(drawn).split([self.width(axis.size, level) for axis in axes])
-        keep = {axis.name: part for axis, part in zip(axes, parts, strict=True)}
+        left = iter(drawn)
+        keep = {a.name: torch.tensor(list(islice(left, self.width(a.size, level)))) for a in self.axes(layout, level)}
         return cut(layout, self.blocks(layout, level), keep)
 
 
@@ -91,7 +91,7 @@ def drawn_units(layout: Layout, slice_: Slice) -> dict[Axis, Tensor]:
     for name, at in slice_.index.items():
         for axis, index in zip(layout.axes[name], at, strict=True):
             if axis is not None and not axis.fixed and axis.name not in found and isinstance(index, Tensor):
-                found[axis.name] = axis, (index // axis.unit % axis.size).unique()
+                found[axis.name] = axis, torch.tensor(sorted(set((index // axis.unit % axis.size).tolist())))
     return dict(found.values())
 
 

@@ -288,8 +288,8 @@ class RandomRanks(Splitter):
         if client is None:
             return whole
         size = layout.named_axes[RANK].size
-        drawn = torch.randperm(size, generator=torch_rng(0, Purpose.RANKS, round, client))
-        ranks = drawn[: kept(size, self.shares[level])].sort().values
+        order = torch.randperm(size, generator=torch_rng(0, Purpose.RANKS, round, client))
+        ranks = order[: kept(size, self.shares[level])].sort().values
         return cut(layout, {block for name in whole.index if (block := layout.block_of[name])}, {RANK: ranks})
 
 
