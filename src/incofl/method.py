@@ -83,10 +83,10 @@ class ServerRule:
             for upload in uploads:
                 group = extra.setdefault(upload.level if self.separate else SHARED, self._sum(layout))
                 group.add(Contribution(upload.slice, upload.extra))
-        changes = Changes(shared.mean(), {level: total.mean() for level, total in private.items()})
         unit = sum(weights) / max(len(weights), 1) or 1.0
+        changes = Changes(shared.mean(), {level: total.mean() for level, total in private.items()}, unit=unit)
         new = self.update_state(server, changes, {group: total.mean() for group, total in extra.items()})
-        return dataclasses.replace(changes, extra=new, states=server.states, unit=unit, squares=squared.mean().values)
+        return dataclasses.replace(changes, extra=new, states=server.states, squares=squared.mean().values)
 
     def update_state(self, server: Server, changes: Changes, extra: Mapping[int, CoveredMean]) -> Mapping[str, Tensors]:
         """The new ``server.extra``, from the mean extra uploads: by level if levels are separate, else ``SHARED``."""

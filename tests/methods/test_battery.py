@@ -21,8 +21,10 @@ from tests.federations import FAMILIES, family_config, run_rounds, tiny_config, 
 from tests.texts import write_shakespeare
 
 # Where a method is the same as another in the first rounds, or must differ from it.
-PER_SIZE = ("fedavg", "fedprox", "fednova", "scaffold", "moon")
-SPLIT = ("heteroavg", "heteroprox", "heteronova", "heteroscaffold", "heteromoon")
+PER_SIZE = ("fedavg", "fedprox", "fednova", "scaffold", "moon", "feddyn", "fedbn")
+PAPERS = ("heteroavg", "heteroprox", "heteronova", "heteroscaffold", "heteromoon")
+SPLIT = (*PAPERS, "heterodyn", "heterobn")
+FEDOPT = tuple(f"{form}{name}" for form in ("fed", "hetero", "inco") for name in ("avgm", "adam", "yogi"))
 UNEQUAL = ("heterofl", "inclusivefl", "fedrolex", "scalefl", "fedrand", "fedecover")
 # What test_noise.py and test_lora.py are about is left out.
 NAMES = [name for name in METHODS if not name.endswith("+noise") and name not in ADAPTERS]
@@ -36,13 +38,14 @@ def test_all_promised_names_are_there() -> None:
     promised = {
         *PER_SIZE,
         *SPLIT,
+        *FEDOPT,
         *(name.replace("hetero", "inco") for name in SPLIT),
         *UNEQUAL,
         *(f"{name}+inco" for name in UNEQUAL),
         *("allsmall", "alllarge", "largestonly"),
     }
     lora = {"fedit", "covered", "hetlora", "random-ranks", "flexlora", "raflora", "flora", "ffa", "rolora", "fedex"}
-    assert set(METHODS) == promised | {f"{name}+noise" for name in SPLIT} | lora
+    assert set(METHODS) == promised | {f"{name}+noise" for name in PAPERS} | lora
     assert lora == ADAPTERS
     for base in SPLIT:
         assert METHODS[f"{base}+inco"] is METHODS[base.replace("hetero", "inco")]
@@ -61,6 +64,9 @@ def test_two_rounds(name: str, family: str, text_root: Path) -> None:
     config = family_config(family, text_root, f"method={name}")
     if name.startswith("scalefl") and not family.startswith("tiny-resnet"):
         with pytest.raises(ConfigError, match="cannot have early exits, expected a ResNet or a model with"):
+            build(config)
+    elif name.endswith("bn") and family not in ("tiny-resnet", "tiny-mlp", "tiny-resnet-1d"):
+        with pytest.raises(ConfigError, match="fedbn needs a model with batch norm"):
             build(config)
     else:
         check_method(build(config))
@@ -137,7 +143,7 @@ def test_resumed_bit_for_bit(name: str, tmp_path: Path) -> None:
         {path.name: path.read_bytes() for path in (tmp_path / run).glob("checkpoint/clients/*")} for run in "ab"
     ]
     assert memories[0] == memories[1]
-    assert bool(memories[0]) == any(word in name for word in ("scaffold", "moon"))
+    assert bool(memories[0]) == any(word in name for word in ("scaffold", "moon", "dyn", "bn"))
 
 
 @pytest.mark.parametrize("family", FAMILIES[2:])
@@ -194,6 +200,7 @@ def test_documented(name: str) -> None:
         if base.startswith(prefix) and base not in UNEQUAL:
             base = "fed" + base.removeprefix(prefix)
     base = {"fedscaffold": "scaffold", "fedmoon": "moon"}.get(base, base)
+    base = "server_optimizers" if name in FEDOPT else base
     base = "fedavg" if METHODS[name].level != "own" else base
     text = importlib.import_module(f"incofl.methods.{base}").__doc__
     assert text is not None
