@@ -25,7 +25,7 @@ PER_SIZE = ("fedavg", "fedprox", "fednova", "scaffold", "moon", "feddyn", "fedbn
 PAPERS = ("heteroavg", "heteroprox", "heteronova", "heteroscaffold", "heteromoon")
 SPLIT = (*PAPERS, "heterodyn", "heterobn")
 FEDOPT = tuple(f"{form}{name}" for form in ("fed", "hetero", "inco") for name in ("avgm", "adam", "yogi"))
-UNEQUAL = ("heterofl", "inclusivefl", "fedrolex", "scalefl", "fedrand", "fedecover")
+UNEQUAL = ("heterofl", "inclusivefl", "fedrolex", "scalefl", "fedrand", "fedecover", "fjord", "nefl")
 # What test_noise.py and test_lora.py are about is left out.
 NAMES = [name for name in METHODS if not name.endswith("+noise") and name not in ADAPTERS]
 
@@ -67,6 +67,9 @@ def test_two_rounds(name: str, family: str, text_root: Path) -> None:
             build(config)
     elif name.endswith("bn") and family not in ("tiny-resnet", "tiny-mlp", "tiny-resnet-1d"):
         with pytest.raises(ConfigError, match="fedbn needs a model with batch norm"):
+            build(config)
+    elif name.startswith("nefl") and family in ("tiny-lstm", "tests.own_models:encoder"):
+        with pytest.raises(ConfigError, match="cannot have steps, expected residual blocks of which the layout says"):
             build(config)
     else:
         check_method(build(config))

@@ -151,6 +151,7 @@ class Worker:
             self._modules[key] = module.to(memory_format=layout)  # type: ignore[call-overload]  # not among its typed forms
             self._layouts[module] = layout
             f.method.client.prepare(module, f.model.layout)
+            f.method.client.nest(module, f.model.layout, f.splitter, level)
             if f.compile:
                 module.compile()  # happens at the first batch
         return self._modules[key]

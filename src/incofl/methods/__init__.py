@@ -37,6 +37,8 @@ _SHARED = {
     "fedrolex": ("fedrolex", "FedRolex: HeteroFL with a rolling window of channels"),
     "fedrand": ("fedrand", "random width: channels drawn for each client and round"),
     "fedecover": ("fedecover", "FedEcover: random width from pools that cover all channels"),
+    "fjord": ("fjord", "FjORD: clients train all widths up to their own"),
+    "nefl": ("nefl", "NeFL: residual branches with learned steps, of each level's own"),
     "scalefl": ("scalefl", "ScaleFL: fewer blocks and fewer channels, with early exits"),
 }
 # Low-rank adapters on a frozen model, of which levels hold some ranks.
