@@ -25,7 +25,7 @@ PER_SIZE = ("fedavg", "fedprox", "fednova", "scaffold", "moon", "feddyn", "fedbn
 PAPERS = ("heteroavg", "heteroprox", "heteronova", "heteroscaffold", "heteromoon")
 SPLIT = (*PAPERS, "heterodyn", "heterobn")
 FEDOPT = tuple(f"{form}{name}" for form in ("fed", "hetero", "inco") for name in ("avgm", "adam", "yogi"))
-UNEQUAL = ("heterofl", "inclusivefl", "fedrolex", "scalefl", "fedrand", "fedecover", "fjord", "nefl")
+UNEQUAL = ("heterofl", "inclusivefl", "fedrolex", "scalefl", "fedrand", "fedecover", "fjord", "nefl", "depthfl")
 # What test_noise.py and test_lora.py are about is left out.
 NAMES = [name for name in METHODS if not name.endswith("+noise") and name not in ADAPTERS]
 
@@ -62,10 +62,7 @@ def text_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_rounds(name: str, family: str, text_root: Path) -> None:
     """On every family of models, or refused in one line."""
     config = family_config(family, text_root, f"method={name}")
-    if name.startswith("scalefl") and not family.startswith("tiny-resnet"):
-        with pytest.raises(ConfigError, match="cannot have early exits, expected a ResNet or a model with"):
-            build(config)
-    elif name.endswith("bn") and family not in ("tiny-resnet", "tiny-mlp", "tiny-resnet-1d"):
+    if name.endswith("bn") and family not in ("tiny-resnet", "tiny-mlp", "tiny-resnet-1d"):
         with pytest.raises(ConfigError, match="fedbn needs a model with batch norm"):
             build(config)
     elif name.startswith("nefl") and family in ("tiny-lstm", "tests.own_models:encoder"):
@@ -276,9 +273,9 @@ def test_options_out_of_range(settings: list[str], words: str) -> None:
     assert words in str(problem.value)
 
 
-def test_scalefl_needs_exits() -> None:
-    with pytest.raises(ConfigError, match="ResidualMlp cannot have early exits"):
-        tiny_federation("method=scalefl", "model.name=tiny-mlp")
+def test_scalefl_needs_blocks() -> None:
+    with pytest.raises(ConfigError, match="HeadFirst cannot have early exits"):
+        tiny_federation("method=scalefl", "model.name=tests.own_models:without_blocks")
 
 
 def test_rejected_clients_remember_nothing() -> None:

@@ -20,7 +20,7 @@ from incofl.method import Method
 from incofl.models import Model
 from incofl.seeds import Purpose, numpy_rng
 from incofl.server import Server
-from incofl.split import COUNTS, Drawn, Slice, Splitter, submodel
+from incofl.split import COUNTS, Drawn, Slice, Splitter, end_at, submodel
 from incofl.split.growth import Growth
 from incofl.task import CLASSIFICATION, Task
 
@@ -200,13 +200,16 @@ class Federation:
             raise ConfigError(f"level: got {level}, expected 0 to {levels - 1}, or -1 for the largest")
         return level % levels
 
-    def module(self, server: Server, level: int) -> nn.Module:
-        """The module of a level with the server's values, ready for evaluation; -1 is the largest."""
+    def module(self, server: Server, level: int, exit: int | None = None) -> nn.Module:
+        """The module of a level with the server's values, ready for evaluation; -1 is the largest.
+
+        With the number of an ``exit``, from 0 on, it is the part of it that ends there.
+        """
         level = self.level_number(level)
         slice_ = self.current_slice(level, server)
         module = submodel(self.model.template, self.model.layout, slice_)
         module.load_state_dict(slice_.take(server.state(level)))
-        return module.eval()
+        return (module if exit is None else end_at(module, self.model.layout, slice_, exit)).eval()
 
     @cached_property
     def _slices(self) -> dict[tuple[int, int, int | None, Drawn], Slice]:

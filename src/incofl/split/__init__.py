@@ -20,6 +20,7 @@ from incofl.layout import Layout
 from incofl.split.slices import Index
 from incofl.split.slices import Slice as Slice
 from incofl.split.slices import cut as cut
+from incofl.split.submodel import end_at as end_at
 from incofl.split.submodel import submodel as submodel
 
 Kind = Literal["stage", "layer", "hetero", "rank"]
@@ -73,7 +74,8 @@ class Splitter:
         """The blocks and exits of a level."""
         stages = zip(layout.stages, self.depths[level], strict=True)
         blocks = {block for stage, count in stages for block in stage[:count]}
-        return blocks.union(list(layout.exits)[: level + 1])
+        own = sorted(set(layout.exits.values()))[: level + 1]
+        return blocks | {head for head, position in layout.exits.items() if position in own}
 
     def width(self, size: int, level: int) -> int:
         """The number of channels that a level keeps of an axis of some size."""
