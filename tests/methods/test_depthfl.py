@@ -10,6 +10,7 @@ from torch import nn
 import incofl
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, LayoutError
+from incofl.layout import Axis
 from incofl.methods.depthfl import depth_positions, mutual, risen
 from incofl.methods.exits import stream_after, tail
 from incofl.models import ModelOptions, make_model
@@ -108,10 +109,7 @@ def test_every_family_has_exits(method: str, family: str, text_root: Path) -> No
         assert len({tuple(o.shape) for o in logits}) == 1
         sum(o.square().sum() for o in logits).backward()
         assert all(parameter.grad is not None for parameter in module.parameters())
-        module.train()
-        for layer in module.modules():
-            if isinstance(layer, nn.Dropout | nn.modules.batchnorm._BatchNorm):
-                layer.eval()
+        module.eval().training = True  # its layers compute as in evaluation
         with torch.no_grad():
             every, answer = module(x), module.eval()(x)
         expected = torch.stack(every).mean(0) if method == "depthfl" else every[-1]
@@ -120,18 +118,18 @@ def test_every_family_has_exits(method: str, family: str, text_root: Path) -> No
 
 def test_what_the_layout_tells() -> None:
     """The stream after a block of a ViT, of an LSTM (whose gates are four copies of it) and of a ResNet's stage."""
-    vit = make_model("tiny-vit", ModelOptions(shape=(1, 8, 8), patch=2))
-    assert stream_after(vit.template, vit.layout, 2).name == "stream"
-    assert tail(vit.layout) == ("norm", "head")
-    lstm = make_model("tiny-lstm", ModelOptions(shape=(7,), vocabulary=5))
-    assert (stream_after(lstm.template, lstm.layout, 1).name, stream_after(lstm.template, lstm.layout, 1).copies) == (
-        "stream",
-        1,
-    )
-    resnet = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)))
-    assert [stream_after(resnet.template, resnet.layout, at).name for at in (1, 2, 3, 4)] == ["layer1"] * 2 + [
-        "layer2"
-    ] * 2
+    vit = make_model("tiny-vit", ModelOptions(shape=(1, 8, 8), patch=2)).layout
+    lstm = make_model("tiny-lstm", ModelOptions(shape=(7,), vocabulary=5)).layout
+    resnet = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8))).layout
+    own = make_model("tests.own_models:encoder", ModelOptions(shape=(1, 8, 8))).layout
+    assert tail(vit) == ("norm", "head")
+    assert stream_after(vit, 2) == (vit.named_axes["stream"], 32)
+    assert stream_after(lstm, 1) == (Axis("stream", 16), 16)
+    assert [axis and axis.name for axis, _ in (stream_after(resnet, at) for at in (1, 2, 3, 4))] == [
+        *["layer1"] * 2,
+        *["layer2"] * 2,
+    ]
+    assert stream_after(own, 1) == (None, 16)  # torch's encoder cannot be narrowed
 
 
 @pytest.mark.usefixtures("double")

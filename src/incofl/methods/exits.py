@@ -59,11 +59,11 @@ def add_exits(
     classes, axes = layout.named_axes["classes"], dict[str, Axes](layout.axes)
     heads, exits = nn.ModuleList(), dict[str, int]()
     for number, position in enumerate(positions[:-1]):
-        block, stream = model.get_submodule(layout.blocks[position - 1]), stream_after(model, layout, position)
+        block, (stream, features) = model.get_submodule(layout.blocks[position - 1]), stream_after(layout, position)
         kinds = list(block.modules())
         norm = any(isinstance(layer, nn.LayerNorm | nn.RMSNorm) for layer in kinds)
         first = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in kinds)
-        heads.append(Head(stream.length, classes.length, first, norm))
+        heads.append(Head(features, classes.length, first, norm))
         block.register_forward_hook(_note)
         name = f"exits.{number}"
         exits[name], axes[f"{name}.fc.weight"], axes[f"{name}.fc.bias"] = position, (classes, stream), (classes,)
@@ -76,16 +76,26 @@ def add_exits(
     return dataclasses.replace(new, kept_whole=layout.kept_whole, given=layout.given, results=layout.results)
 
 
-def stream_after(model: nn.Module, layout: Layout, position: int) -> Axis:
-    """The axis of what a block returns: the only one that it shares with what comes after it."""
-    block, later = layout.blocks[position - 1], {*layout.blocks[position:], None}
-    own = {a.name: a for n in layout.axes if layout.block_of[n] == block for a in layout.axes[n] if a is not None}
-    after = {a.name for n in layout.axes if layout.block_of[n] in later for a in layout.axes[n] if a is not None}
+def stream_after(layout: Layout, position: int) -> tuple[Axis | None, int]:
+    """The axis of what a block returns and its length: the only one that it shares with what comes after it.
+
+    Where all blocks are alike and their width cannot be narrowed, it has no name; the head has as many inputs.
+    """
+    block, later = layout.blocks[position - 1], {*layout.blocks[position:], *tail(layout)}
+    own, after = dict[str, Axis](), set[str]()
+    for name, axes in layout.axes.items():
+        owner = layout.block_of[name] or name.rpartition(".")[0]
+        own |= {axis.name: axis for axis in axes if axis is not None and owner == block}
+        after |= {axis.name for axis in axes if axis is not None and owner in later}
     shared = [axis for name, axis in own.items() if name in after and name != "classes"]
+    heads = [n for n, dim in class_dimensions(layout, layout.axes).items() if dim == 0 and len(layout.axes[n]) == 2]
+    if not shared and len(layout.stages) == 1 and heads and layout.axes[heads[0]][1] is None:
+        return None, layout.shapes[heads[0]][1]
     if len(shared) != 1:
         hint = "expected one axis that it shares with later layers"
-        raise ConfigError(f"model.name: {type(model).__name__} cannot have an exit after {block}, {hint}")
-    return dataclasses.replace(shared[0], copies=1)
+        raise ConfigError(f"model.name: the model cannot have an exit after {block}, {hint}")
+    stream = dataclasses.replace(shared[0], copies=1)
+    return stream, stream.length
 
 
 def tail(layout: Layout) -> tuple[str, ...]:
