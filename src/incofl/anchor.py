@@ -8,8 +8,8 @@ every batch, or every few, the loss gets
 with o the logits of the client's model, which are not trained by it, and o_0 those of the smallest path. A ``share`` of
 the gradient of the client's own loss reaches the parameters of the smallest path. With ``share = 0`` they learn for the
 smallest path alone: the smallest level is trained exactly as if everybody trained the smallest model, whatever the
-larger levels add. A step costs the smallest model's forward and backward pass more. Where levels keep statistics of
-their own, every client trains those of the smallest level, so they travel with its model.
+larger levels add. A step costs the smallest model's forward and backward pass more, and the statistics of the smallest
+level, which all clients measure, travel with every model.
 """
 
 from dataclasses import dataclass, field

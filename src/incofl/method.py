@@ -36,6 +36,7 @@ class ServerRule:
     precision: Literal["float32", "float64"] = "float32"  # of the running sums
     buffers: BufferPolicy = "per-level"
     separate: bool = False  # levels share nothing: the server keeps one whole model for each
+    anchored: bool = False  # whether the smallest level has statistics of its own in any case, for all clients train it
     squares: bool = False  # whether the squares of updates are averaged, too, for transforms that need their spread
     sets_values: ClassVar[bool] = False  # whether its updates lead to certain values, so that none may be transformed
 
@@ -77,7 +78,8 @@ class ServerRule:
                 squared.add(Contribution(upload.slice, _squares(upload, common[upload.level]), self.weight(upload)))
             for level in own:
                 # Buffers are averaged even where levels keep their own: a level that has none yet starts from that.
-                kept = own[level] | layout.buffers if self.buffers == "per-level" else own[level]
+                apart = self.buffers == "per-level" or (self.anchored and not level)
+                kept = own[level] | layout.buffers if apart else own[level]
                 same = [part for upload in counted if upload.level == level for part in self._parts(upload, kept)]
                 private.setdefault(level, self._sum(layout)).add(*same)
             if anchored := [upload for upload in counted if upload.smallest]:
@@ -167,7 +169,7 @@ class Method:
 
     def smallest_statistics(self, layout: Layout, population: Population, level: int) -> Slice | None:
         """The statistics of the smallest level that clients of a level receive and upload, for they train it, too."""
-        if not self.anchor.on or not level or 0 not in population or self.server.buffers != "per-level":
+        if not self.anchor.on or not level or 0 not in population or self.server.buffers == "static":
             return None
         smallest = population[0][0]
         return Slice(only(smallest.index, layout.buffers), only(smallest.shapes, layout.buffers))
