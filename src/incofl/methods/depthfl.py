@@ -16,8 +16,8 @@ share here. The original adds FedDyn (``depthfl.alpha = 0.1``); it is off here, 
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Self
 
 import torch
 from annotated_types import Ge, Le
@@ -132,8 +132,8 @@ class DepthServer(ServerRule):
     def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
         if not (own := self.options.regularised):
             return super().aggregate(server, arrivals)
-        rule = FedDynServer(self.weighting, self.precision, self.buffers, self.separate, self.squares, own)
-        return rule.aggregate(server, arrivals)
+        common: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(ServerRule)}
+        return FedDynServer(**common, options=own).aggregate(server, arrivals)
 
 
 depthfl = Method("depthfl", DepthFL(), DepthServer(), DepthRule())
