@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from incofl.config import make_config
+from incofl.engine.build import build_method
 from incofl.errors import ConfigError
 from incofl.layout import Axis, Layout
 from incofl.methods import METHODS
@@ -170,6 +172,15 @@ def test_the_servers_step_falls_until_round_200() -> None:
     assert [schedule.factor(round) for round in (0, 9, 10, 20)] == [1, 1, 0.9, pytest.approx(0.81)]
     assert schedule.factor(200) == schedule.factor(500) == pytest.approx(0.9**20)
     assert ServerSchedule(schedule="step").factor(500) == pytest.approx(0.9**50)
+
+
+def test_a_config_that_says_something_else_leaves_the_schedule() -> None:
+    """What is left out of a section is the method's own default, not that of other methods."""
+    config = make_config({"method": "fedecover", "server": {"lr": 0.5}})
+    chosen = build_method(config).options["server"]
+    assert (chosen.lr, chosen.schedule, chosen.decay_rounds) == (0.5, "step", 200)
+    assert build_method(make_config({"method": "fedrand"})).options["server"].schedule == "constant"
+    assert build_method(make_config({"method": "fedecover"}, ["server.schedule=constant"])).options["server"].lr == 1
 
 
 def test_shares_can_be_rounded_down() -> None:
