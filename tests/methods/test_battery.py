@@ -25,9 +25,15 @@ PER_SIZE = ("fedavg", "fedprox", "fednova", "scaffold", "moon", "feddyn", "fedbn
 PAPERS = ("heteroavg", "heteroprox", "heteronova", "heteroscaffold", "heteromoon")
 SPLIT = (*PAPERS, "heterodyn", "heterobn")
 FEDOPT = tuple(f"{form}{name}" for form in ("fed", "hetero", "inco") for name in ("avgm", "adam", "yogi"))
-UNEQUAL = ("heterofl", "inclusivefl", "fedrolex", "scalefl", "fedrand", "fedecover", "fjord", "nefl", "depthfl")
+WIDTH = ("heterofl", "fedrolex", "fedrand", "fedecover", "fjord")
+UNEQUAL = (*WIDTH, "inclusivefl", "scalefl", "nefl", "depthfl", "reefl")
 # What test_noise.py and test_lora.py are about is left out.
 NAMES = [name for name in METHODS if not name.endswith("+noise") and name not in ADAPTERS]
+
+
+def model_for(name: str) -> list[str]:
+    """The model on which a method is tried, where not the usual one."""
+    return ["model.name=tiny-vit", "model.patch=2"] if name.startswith("reefl") else []
 
 
 def same(a: Tensors, b: Tensors) -> bool:
@@ -67,6 +73,9 @@ def test_two_rounds(name: str, family: str, text_root: Path) -> None:
             build(config)
     elif name.startswith("nefl") and family in ("tiny-lstm", "tests.own_models:encoder"):
         with pytest.raises(ConfigError, match="cannot have steps, expected residual blocks of which the layout says"):
+            build(config)
+    elif name.startswith("reefl") and family != "tiny-vit":
+        with pytest.raises(ConfigError, match="cannot have a shared exit, expected a ViT or a model with a method"):
             build(config)
     else:
         check_method(build(config))
@@ -115,7 +124,7 @@ def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
     assert [json.loads(row)["accuracy"] for row in rows[0]] == [json.loads(row)["accuracy"] for row in rows[1]]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "+" not in name and not name.startswith("inco")])
+@pytest.mark.parametrize("name", [n for n in NAMES if "+" not in n and not n.startswith(("inco", "reefl"))])
 def test_every_method_takes_the_default_model_and_every_preset(name: str) -> None:
     """Five sizes of ResNet26, on digits and as in the paper's protocols."""
     for preset in (None, "demo", "paper-cifar10", "paper-fashion-mnist"):
@@ -133,7 +142,7 @@ def differs(a: torch.Tensor, b: torch.Tensor) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_resumed_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Three rounds at once, or two and then one: with memories, variates and momenta."""
-    settings = [f"method={name}", "cohort=6", "data.clients=8", "scalefl.distil_after=1"]
+    settings = [f"method={name}", "cohort=6", "data.clients=8", "scalefl.distil_after=1", *model_for(name)]
     incofl.run(tiny_config(*settings, "rounds=3"), tmp_path / "a")
     incofl.run(tiny_config(*settings, "rounds=2"), tmp_path / "b")
     incofl.run(tiny_config(*settings, "rounds=3"), tmp_path / "b", resume=True)
@@ -167,7 +176,8 @@ def test_differs_from_fedavg(name: str) -> None:
     base = "fedavg" if method.server.separate else "heteroavg"
     policy = "average" if method.split.window != "prefix" else "per-level"
     options = ["cohort=6", "data.clients=6", f"split.kind={method.split.kind or 'stage'}", f"buffers={policy}"]
-    options += [f"aggregate.weighting={method.server.weighting}"]
+    options += [f"aggregate.weighting={method.server.weighting}", *model_for(name)]
+    options = [option.replace("stage", "layer") for option in options] if model_for(name) else options
     ours = run_rounds(tiny_federation(f"method={name}", *options), 3, cohort=6)[-1]
     theirs = run_rounds(tiny_federation(f"method={base}", *options), 3, cohort=6)[-1]
     level = max(ours.population)
@@ -179,7 +189,7 @@ def test_differs_from_fedavg(name: str) -> None:
 def test_inco_changes_deep_layers_only(name: str) -> None:
     """In the first round: the base method with other updates of the layers that have a shallow counterpart."""
     base = name.removesuffix("+inco") if "+" in name else name.replace("inco", "hetero", 1)
-    with_inco, without = (run_rounds(tiny_federation(f"method={n}"), 1)[-1] for n in (name, base))
+    with_inco, without = (run_rounds(tiny_federation(f"method={n}", *model_for(name)), 1)[-1] for n in (name, base))
     deep = with_inco.layout.shallow.keys()
     changed = set()
     for level in with_inco.population:

@@ -40,6 +40,7 @@ _SHARED = {
     "fjord": ("fjord", "FjORD: clients train all widths up to their own"),
     "nefl": ("nefl", "NeFL: residual branches with learned steps, of each level's own"),
     "depthfl": ("depthfl", "DepthFL: fewer blocks, with exits that teach each other"),
+    "reefl": ("reefl", "ReeFL: exits of a ViT that share one classifier"),
     "scalefl": ("scalefl", "ScaleFL: fewer blocks and fewer channels, with early exits"),
 }
 # Low-rank adapters on a frozen model, of which levels hold some ranks.

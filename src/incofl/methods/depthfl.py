@@ -90,21 +90,25 @@ def mutual(exits: Sequence[Tensor]) -> Tensor:
     return torch.stack(parts).sum() / (len(exits) - 1)
 
 
+class ExitSplit(SplitRule):
+    """Splitting of a model with exits: a level keeps the blocks before its own, and the exits up to it."""
+
+    def splitter(self, layout: Layout, kind: Kind, levels: Levels, depth: Depths = "full") -> Splitter:
+        if kind not in ("stage", "layer"):
+            raise LayoutError(f"split.kind: got {kind!r}, expected 'stage' or 'layer': exits leave out blocks")
+        depths = tuple(first_blocks(layout, blocks) for blocks in positions_of(layout))
+        return Splitter((1.0,) * len(depths), depths)
+
+
 @dataclass(frozen=True)
-class DepthRule(SplitRule):
-    """The splitting half: a level keeps the blocks before its exit, and the exits up to it."""
+class DepthRule(ExitSplit):
+    """The splitting half, which adds the exits."""
 
     options: DepthFL = field(default_factory=DepthFL)
 
     def extend(self, model: nn.Module, layout: Layout, levels: Levels) -> Layout:
         positions = depth_positions(layout, levels) if layout.blocks else ()
         return add_exits(model, layout, positions, self.options.head_convs, "mean" if self.options.mean else "last")
-
-    def splitter(self, layout: Layout, kind: Kind, levels: Levels, depth: Depths = "full") -> Splitter:
-        if kind not in ("stage", "layer"):
-            raise LayoutError(f"split.kind: got {kind!r}, expected 'stage' or 'layer': depthfl leaves out blocks")
-        depths = tuple(first_blocks(layout, blocks) for blocks in positions_of(layout))
-        return Splitter((1.0,) * len(depths), depths)
 
 
 def depth_positions(layout: Layout, levels: Levels) -> tuple[int, ...]:

@@ -88,8 +88,9 @@ def end_at(model: nn.Module, layout: Layout, slice_: Slice, exit: int) -> nn.Mod
     if not -len(positions) <= exit < len(positions):
         known = f"0 to {len(positions) - 1}, or -1 for the last" if positions else "none: the model has no early exits"
         raise ConfigError(f"exit: got {exit}, expected {known}")
-    other = [head for head, position in layout.exits.items() if head in held and position != positions[exit]]
-    leave_out(model, layout, [*(block for block in layout.blocks[positions[exit] :] if block in held), *other])
+    later = [head for head, position in layout.exits.items() if head in held and position > positions[exit]]
+    leave_out(model, layout, [*(block for block in layout.blocks[positions[exit] :] if block in held), *later])
+    vars(model)["answer"] = "last"  # and not the mean of all that it holds
     return model
 
 
