@@ -350,8 +350,8 @@ def test_help(incofl: Shell) -> None:
         (["run", "--set", "prox.mu=-1"], "prox.mu: got -1, expected a number >= 0"),
         (["run", "--set", "moon.projection=-1"], "moon.projection: got -1, expected a whole number from 0 to 65536"),
         (
-            ["run", "--method", "scalefl", "--set", "model.name=tiny-mlp"],
-            "model.name: ResidualMlp cannot have early exits, expected a ResNet or a model with a method add_exits",
+            ["run", "--method", "reefl", "--set", "model.name=tiny-mlp"],
+            "model.name: ResidualMlp cannot have a shared exit, expected a ViT or a model with a method add_shared_exit",
         ),
         (
             ["run", "--method", "heterofl", "--set", "split.kind=stage"],
