@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from incofl.analysis.runs import RecordedRun
 from incofl.engine.run_folder import Row
-from incofl.report.runs import Group, Groups, Points, Series, Unit, interval
+from incofl.report.runs import Group, Groups, Points, Series, Unit, estimate
 
 BAD = -1  # the look of what went wrong
 DOTS = 4000  # turns of clients that are drawn one by one
@@ -25,7 +25,7 @@ class Curve:
     look: int  # colour, dash and marker (or pattern) follow from it
     x: Sequence[Any]
     y: Sequence[float]
-    half: Sequence[float] | None = None  # half widths of the 95 % confidence intervals
+    half: Sequence[float] | None = None  # half widths of the 95 % confidence estimates
     group: int | None = None  # the button that hides it
     thin: bool = False  # a single seed, behind the mean
 
@@ -144,11 +144,11 @@ def by_level(groups: Groups) -> list[Figure]:
     columns, (metric, unit), how = [], groups.metric, groups.measure
     names = {level: f"level {level}" for level in groups.levels}  # the smallest first, whichever run comes first
     for group in groups:
-        known = {name: one for k, name in names.items() if (one := interval(run.tail(k) for run in group.runs))}
-        half = digits(half or 0.0 for _, half in known.values()) if group.several else None
-        means = digits(mean for mean, _ in known.values())
+        known = {name: one for k, name in names.items() if (one := estimate(run.tail(k) for run in group.runs))}
+        half = digits(one.half_width or 0.0 for one in known.values()) if group.several else None
+        means = digits(one.mean for one in known.values())
         columns.append(Curve(group.label, group.index, list(known), means, half, group.index))
-    whiskers = " Whiskers: 95 % confidence interval (Student's t over seeds)." * groups.several
+    whiskers = " Whiskers: 95 % confidence estimate (Student's t over seeds)." * groups.several
     y, title = f"test {metric}", f"{metric.capitalize()} by level"
     panels = [Panel(columns, y, bars=list(names.values()))]
     bars = Figure("levels-last", f"{title}, {how}", f"Test {metric}, {how}.{whiskers}", panels, unit, "bars", "level")

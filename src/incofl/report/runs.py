@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from incofl.analysis.runs import Folders, RecordedRun, by_seed, find_runs
-from incofl.statistics import mean_and_half_width, tail_name
+from incofl.statistics import Estimate, tail_name
 
 Unit = Literal["number", "percent", "bytes"]
 Series = Callable[[RecordedRun], Iterable[float | None]]  # a value for each round, where it is known
@@ -73,10 +73,10 @@ class Groups(list[Group]):
         return judged.pop() if len(judged) == 1 else "last evaluations"
 
 
-def interval(values: Iterable[float | None]) -> tuple[float, float | None] | None:
-    """Returns mean and half width of the 95 % confidence interval over the runs that have a value."""
+def estimate(values: Iterable[float | None]) -> Estimate | None:
+    """Returns the mean over the runs that have a value."""
     known = [value for value in values if value is not None]
-    return mean_and_half_width(known) if known else None
+    return Estimate.of(known) if known else None
 
 
 def read_groups(folders: Folders, **objects: Any) -> Groups:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from incofl.analysis.runs import RecordedRun, plain
 from incofl.config import Config
 from incofl.costs import Cost, human
-from incofl.report.runs import Groups, interval
+from incofl.report.runs import Groups, estimate
+from incofl.statistics import plus_minus
 
 NONE = "\N{EN DASH}"
 in_bytes = partial(human, unit="B")
@@ -37,9 +38,8 @@ def results(groups: Groups) -> list[Line]:
 
 def _result(name: str, runs: Sequence[RecordedRun], groups: Groups) -> dict[str, str]:
     def shown(values: Iterable[float | None]) -> str:
-        scale, form = (100, ".1f") if groups.metric[1] == "percent" else (1, ".3g")
-        found = interval(values) or ()
-        return " ± ".join(format(scale * value, form) for value in found if value is not None) or NONE
+        form, scale = (".1f", 100) if groups.metric[1] == "percent" else (".3g", 1)
+        return plus_minus(found, form, scale) if (found := estimate(values)) else NONE
 
     of = {key: [run.summary[key] for run in runs] for key in runs[0].summary}
     rounds = " to ".join(map(str, sorted({min(of["rounds"]), max(of["rounds"])})))
