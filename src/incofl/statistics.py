@@ -1,7 +1,7 @@
 """Means over seeds, always ± half width of the 95 % confidence interval (Student's t), and tests of differences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self, TypeVar
@@ -43,6 +43,12 @@ class Estimate:
         mean, count = float(np.mean(values)), len(values)
         error = float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else None
         return cls(mean, None if error is None else student_quantile(count - 1) * error, **more)
+
+
+def estimate(values: Iterable[float | None]) -> Estimate | None:
+    """The mean of those values that are known; ``None`` if there are none."""
+    known = [value for value in values if value is not None]
+    return Estimate.of(known) if known else None
 
 
 def plus_minus(found: Estimate, spec: str = ".1f", scale: float = 1) -> str:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from incofl.analysis.runs import RecordedRun
 from incofl.engine.run_folder import Row
-from incofl.report.runs import Group, Groups, Points, Series, Unit, estimate
+from incofl.report.runs import Group, Groups, Points, Series, Unit
+from incofl.statistics import estimate
 
 BAD = -1  # the look of what went wrong
 DOTS = 4000  # turns of clients that are drawn one by one

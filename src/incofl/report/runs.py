@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from incofl.analysis.runs import Folders, RecordedRun, by_seed, find_runs
-from incofl.statistics import Estimate, tail_name
+from incofl.statistics import tail_name
 
 Unit = Literal["number", "percent", "bytes"]
 Series = Callable[[RecordedRun], Iterable[float | None]]  # a value for each round, where it is known
@@ -71,12 +71,6 @@ class Groups(list[Group]):
         """The evaluations by which the runs are judged, in words."""
         judged = {tail_name(run.judged) for run in self.runs if run.judged}
         return judged.pop() if len(judged) == 1 else "last evaluations"
-
-
-def estimate(values: Iterable[float | None]) -> Estimate | None:
-    """Returns the mean over the runs that have a value."""
-    known = [value for value in values if value is not None]
-    return Estimate.of(known) if known else None
 
 
 def read_groups(folders: Folders, **objects: Any) -> Groups:

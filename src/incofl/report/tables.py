@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from incofl.analysis.runs import RecordedRun, plain
 from incofl.config import Config
 from incofl.costs import Cost, human
-from incofl.report.runs import Groups, estimate
-from incofl.statistics import plus_minus
+from incofl.report.runs import Groups
+from incofl.statistics import estimate, plus_minus
 
 NONE = "\N{EN DASH}"
 in_bytes = partial(human, unit="B")

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from incofl.engine.run_folder import Row, RunFolder
-from incofl.statistics import Difference, Estimate, holm, paired, plus_minus
+from incofl.statistics import Difference, Estimate, estimate, holm, paired, plus_minus
 
 NOT_WORSE = -0.5  # points: where the interval of a difference may end that counts as no loss
 DEVICES = "devices"  # the measure that is the mean over devices; the others are numbers of levels
@@ -87,8 +85,7 @@ class Setting:
 
     def estimate(self, arm: str, measure: Measure) -> Estimate | None:
         """The mean over all seeds of an arm."""
-        values = self.values.get(arm, {}).get(measure)
-        return Estimate.of(list(values.values())) if values else None
+        return estimate(self.values.get(arm, {}).get(measure, {}).values())
 
     def difference(self, arm: str, other: str, measure: Measure) -> Difference | None:
         """The difference between two arms over the seeds that both have."""
@@ -122,9 +119,8 @@ def settings(
             by_measure = {DEVICES: [row.devices for row in judged]}
             by_measure |= {str(level): [row.levels[level] for row in judged] for level in range(len(judged[0].levels))}
             for measure, numbers in by_measure.items():
-                known = [number for number in numbers if number is not None]
-                if known:
-                    values.setdefault(arm, {}).setdefault(measure, {})[seed] = float(np.mean(known))
+                if (of_run := estimate(numbers)) is not None:
+                    values.setdefault(arm, {}).setdefault(measure, {})[seed] = of_run.mean
         found.append(Setting(column, metric, values))
     return found
 

@@ -6,14 +6,11 @@ fleet can do without slices of one model: its baselines.
 """
 
 import csv
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from incofl.engine.build import outline
-from incofl.errors import ConfigError, nearest
 from incofl.statistics import plus_minus
 from incofl.studies.compare import folder_of, markdown
 from incofl.studies.gains import (
@@ -27,7 +24,7 @@ from incofl.studies.gains import (
     gaps,
     settings,
 )
-from incofl.studies.reproduce import Cell, Scale, Study, is_finished
+from incofl.studies.reproduce import Cell, Scale, Study, is_finished, read_table
 
 PARTS = ("a", "b", "c", "d")
 
@@ -44,9 +41,7 @@ class Part:
 
 def load_part(letter: str) -> Part:
     """Reads the part of that letter."""
-    if letter not in PARTS:
-        raise ConfigError(f"--part: got {letter!r}, expected one of {', '.join(PARTS)}{nearest(letter, PARTS)}")
-    file = tomllib.loads((resources.files("incofl.studies") / "parts" / f"{letter}.toml").read_text())
+    file = read_table("--part", "parts", letter, PARTS)
     study = Study(f"inco-{letter}", file["title"], file["columns"], file["sections"])
     seeds = list(range(*file["seeds"]))  # the first, and the one after the last
     scale = Scale(f"part {letter}", file["summary"], seeds, 0, {"fleet": file["base"]})

@@ -51,15 +51,16 @@ class Scale:
 
 def load_study(name: str) -> Study:
     """Reads the study of that name."""
-    return Study(name, **_read("NAME", "tables", name, STUDIES))
+    return Study(name, **read_table("NAME", "tables", name, STUDIES))
 
 
 def load_scale(name: str) -> Scale:
     """Reads the scale of that name."""
-    return Scale(name, **_read("--scale", "scales", name, SCALES))
+    return Scale(name, **read_table("--scale", "scales", name, SCALES))
 
 
-def _read(option: str, folder: str, name: str, known: Sequence[str]) -> dict[str, Any]:
+def read_table(option: str, folder: str, name: str, known: Sequence[str]) -> dict[str, Any]:
+    """Reads a TOML file of a folder beside this one, of a name that an option gave."""
     if name not in known:
         raise ConfigError(f"{option}: got {name!r}, expected one of {', '.join(known)}{nearest(name, known)}")
     return tomllib.loads((resources.files("incofl.studies") / folder / f"{name}.toml").read_text())
@@ -134,21 +135,20 @@ class Outcome:
     verdict: Verdict | None  # whether the direction of the paper's difference is shown
 
 
-def reproduce(table: Sequence[Cell], out: Path, tail: int, jobs: int, watch: Watch) -> list[Outcome]:
-    """Makes the runs of a table that are not finished, and judges each by its last rounds."""
-    folder = run_table(table, out, jobs, watch)
-    accuracy = {arm: 100 * tail_mean(evaluations(folder_of(folder, arm)), tail) for arm in arms_of(table)}
-    values = {cell.place: [accuracy[arm] for arm in cell.arms] for cell in table}
-    paper = {cell.place: cell.paper for cell in table}
-    return [_outcome(cell, values, paper) for cell in table]
-
-
-def run_table(table: Sequence[Cell], out: Path, jobs: int, watch: Watch) -> Path:
-    """Makes the runs of a table that are not finished, and returns the folder of all."""
+def run_table(table: Sequence[Cell], out: Path, jobs: int, watch: Watch) -> None:
+    """Makes the runs of a table that are not finished."""
     folder = out / "runs"
     left = {arm: config for arm, config in arms_of(table).items() if not is_finished(folder_of(folder, arm), config)}
     run_arms(left, folder, jobs, watch)
-    return folder
+
+
+def judge(table: Sequence[Cell], out: Path, tail: int) -> list[Outcome]:
+    """Judges each finished run of a table by its last rounds."""
+    arms = arms_of(table)
+    accuracy = {arm: 100 * tail_mean(evaluations(folder_of(out / "runs", arm)), tail) for arm in arms}
+    values = {cell.place: [accuracy[arm] for arm in cell.arms] for cell in table}
+    paper = {cell.place: cell.paper for cell in table}
+    return [_outcome(cell, values, paper) for cell in table]
 
 
 def is_finished(folder: Path, config: Config) -> bool:
