@@ -172,8 +172,8 @@ def test_patches_suit_the_images(side: int, patch: int) -> None:
             "model.patch: got 3 for images of 8 x 8, expected what divides them: 1, 2, 4, 8; or another data.side",
         ),
         (["model.name=vit-s", "data.side=200"], "model.patch: got 16 for images of 200 x 200, expected what divides"),
-        (["model.name=resnet26", "model.patch=4"], "model.patch: got 4, expected none: resnet26 has no such option"),
-        (["model.name=tiny-mlp", "model.depth=4"], "model.depth: got 4, expected none: tiny-mlp has no such option"),
+        (["model.name=resnet26", "model.patch=4"], "model.patch: got 4, but resnet26 has no parameter 'patch'"),
+        (["model.name=tiny-mlp", "model.depth=4"], "model.depth: got 4, but tiny-mlp has no parameter 'depth'"),
     ],
 )
 def test_impossible_sizes(settings: list[str], words: str) -> None:

@@ -24,7 +24,7 @@ def make_custom(model: str | Factory, options: ModelOptions) -> tuple[nn.Module,
     name, factory = (model, load_attribute(model, "model.name")) if isinstance(model, str) else (_name(model), model)
     if not callable(factory):
         raise ConfigError(f"model.name: {name} is of type {type(factory).__name__}, expected a function or class")
-    arguments = _arguments(name, factory, options)
+    arguments = arguments_of(name, factory, options)
     try:
         made = factory(**arguments)
     except IncoflError:
@@ -39,11 +39,13 @@ def use_module(module: nn.Module, layout: Layout | None, options: ModelOptions) 
     return check_module(type(module).__name__, copy.deepcopy(module), layout, options)
 
 
-def as_pair(made: object, problem: str) -> tuple[nn.Module, Layout | None]:
+def as_pair(made: object, problem: str = "") -> tuple[nn.Module, Layout | None]:
     """A module and its layout, of which the layout may be missing; refuses anything else."""
     module, layout = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module) or not isinstance(layout, Layout | None):
-        raise ConfigError(f"{problem}, expected a module, or a pair of a module and its Layout")
+        raise ConfigError(
+            f"{problem or f'model: got {made!r:.60}'}, expected a module, or a pair of a module and its Layout"
+        )
     return module, layout
 
 
@@ -69,7 +71,7 @@ def _name(factory: Factory) -> str:
     return f"{factory.__module__}:{getattr(factory, '__qualname__', type(factory).__name__)}"
 
 
-def _arguments(name: str, factory: Factory, options: ModelOptions) -> dict[str, Any]:
+def arguments_of(name: str, factory: Factory, options: ModelOptions) -> dict[str, Any]:
     """The arguments that a factory asks for, and the config's ``model.options``; nothing in the config is ignored."""
     try:
         parameters = inspect.signature(factory).parameters.values()

@@ -26,7 +26,7 @@ class Curve:
     look: int  # colour, dash and marker (or pattern) follow from it
     x: Sequence[Any]
     y: Sequence[float]
-    half: Sequence[float] | None = None  # half widths of the 95 % confidence estimates
+    half: Sequence[float] | None = None  # half widths of the 95 % confidence intervals
     group: int | None = None  # the button that hides it
     thin: bool = False  # a single seed, behind the mean
 
@@ -149,7 +149,7 @@ def by_level(groups: Groups) -> list[Figure]:
         half = digits(one.half_width or 0.0 for one in known.values()) if group.several else None
         means = digits(one.mean for one in known.values())
         columns.append(Curve(group.label, group.index, list(known), means, half, group.index))
-    whiskers = " Whiskers: 95 % confidence estimate (Student's t over seeds)." * groups.several
+    whiskers = " Whiskers: 95 % confidence interval (Student's t over seeds)." * groups.several
     y, title = f"test {metric}", f"{metric.capitalize()} by level"
     panels = [Panel(columns, y, bars=list(names.values()))]
     bars = Figure("levels-last", f"{title}, {how}", f"Test {metric}, {how}.{whiskers}", panels, unit, "bars", "level")
