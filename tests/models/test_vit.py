@@ -111,7 +111,9 @@ def test_a_slice_is_the_small_network_itself(kind: str, levels: object, level: i
     state = piece.take(server)
     cut = submodel(model.template, model.layout, piece)
     hidden = state["blocks.0.mlp.fc1.weight"].shape[0]
-    direct = VisionTransformer((1, 8, 8), 10, 1, dim, splitter.depths[level][0], heads, head_dim=8, mlp=hidden)
+    direct = VisionTransformer(
+        (1, 8, 8), 10, depth=splitter.depths[level][0], dim=dim, heads=heads, patch=1, head_dim=8, mlp=hidden
+    )
     x = torch.randn(3, 1, 8, 8, generator=generator)
     for module in (cut, direct):
         module.load_state_dict(state, strict=module is direct)

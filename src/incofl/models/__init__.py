@@ -1,6 +1,5 @@
 """The table of models. A family is named by its largest member; splitting makes the smaller ones."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from incofl.models.hf import PREFIX, make_hf
 from incofl.models.model import Extend, Model, ModelOptions, Shape, as_model
 from incofl.models.resnet import DEPTHS, ResNet
 from incofl.models.stacks import ResidualMlp, StackedLstm, TextTransformer
-from incofl.models.vit import VisionTransformer, check_sizes, default_patch
+from incofl.models.vit import VisionTransformer
 
 __all__ = ["MODELS", "Extend", "Family", "Model", "ModelOptions", "as_model", "find_family", "make_model"]
 
@@ -41,15 +40,6 @@ def _tiny_resnet(shape: Shape, classes: int, width: float = 1.0) -> ResNet:
     return ResNet((2, 2), shape, classes, width / 8, "small")
 
 
-def _vit(
-    shape: Shape, classes: int, width: float = 1.0, depth: int = 12, dim: int = 384, heads: int = 6, patch: int = 0
-) -> VisionTransformer:
-    patch = patch or default_patch(shape)
-    check_sizes(shape, patch, dim, heads)
-    head_dim, heads = dim // heads, math.ceil(width * heads)
-    return VisionTransformer(shape, classes, patch, heads * head_dim, depth, heads)
-
-
 def _resnet_family(summary: str, *blocks: int, input: Literal["images", "signals"] = "images") -> Family:
     levels = min(5, 1 + sum(blocks) - len(blocks))  # as many as stage splitting can make
     return Family(summary, partial(ResNet, blocks), input, levels=levels, scaled=True, stem=True)
@@ -57,13 +47,15 @@ def _resnet_family(summary: str, *blocks: int, input: Literal["images", "signals
 
 MODELS: dict[str, Family] = {
     **{name: _resnet_family(f"ResNet of {blocks} blocks", *blocks) for name, blocks in DEPTHS.items()},
-    "vit-s": Family("ViT-S of 12 blocks, images shown at 224x224", _vit, split="layer", side=224),
-    "vit-tiny": Family("ViT-Ti of 12 blocks, images as they are", partial(_vit, dim=192, heads=3), split="layer"),
+    "vit-s": Family("ViT-S of 12 blocks, images shown at 224x224", VisionTransformer, split="layer", side=224),
+    "vit-tiny": Family(
+        "ViT-Ti of 12 blocks, images as they are", partial(VisionTransformer, dim=192, heads=3), split="layer"
+    ),
     "resnet20-1d": _resnet_family("ResNet of (3, 3, 3) blocks in one dimension, for signals", 3, 3, 3, input="signals"),
     "tiny-resnet": Family("for tests", _tiny_resnet, levels=3, scaled=True),
     "tiny-resnet-1d": Family("for tests", _tiny_resnet, "signals", levels=3, scaled=True),
     "tiny-mlp": Family("for tests", ResidualMlp, scaled=True),
-    "tiny-vit": Family("for tests", partial(_vit, depth=4, dim=32, heads=4), split="layer", levels=3),
+    "tiny-vit": Family("for tests", partial(VisionTransformer, depth=4, dim=32, heads=4), split="layer", levels=3),
     "lstm": Family("4 stacked LSTM layers", StackedLstm, "texts", "layer", 4),
     "text-transformer": Family("6 transformer blocks", TextTransformer, "texts", "layer"),
     "tiny-lstm": Family("for tests", partial(StackedLstm, depth=3, dim=16), "texts", "layer", 3),
