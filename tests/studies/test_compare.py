@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from incofl import METHODS, InCo, compare
+from incofl.analysis.runs import RecordedRun
 from incofl.cli.display import print_table
 from incofl.config import make_config
 from incofl.errors import ConfigError, RunError
@@ -38,7 +39,8 @@ def written(out: Path, curves: Mapping[str, Sequence[Sequence[float | None]]]) -
             (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
             (folder / "summary.json").write_text('{"levels": [0, 1]}')
             (folder / "config.toml").write_text(make_config().to_toml())
-    return summarise({(m, seed): make_config() for m, seeds in curves.items() for seed in range(len(seeds))}, out)
+    arms = [(method, seed) for method, seeds in curves.items() for seed in range(len(seeds))]
+    return summarise({(method, seed): RecordedRun(out / f"{method}-s{seed}") for method, seed in arms})
 
 
 def test_a_short_run_is_judged_by_its_last_round(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ def test_the_metric_of_the_task_is_compared_in_its_direction(tmp_path: Path) -> 
         (folder / "config.toml").write_text(configs[method, seed].to_toml())
         row = {"round": 1, "accuracy": error, "accuracy_by_level": [error]}
         (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    results = summarise(configs, tmp_path)
+    results = summarise({(method, seed): RecordedRun(tmp_path / f"{method}-s{seed}") for method, seed in configs})
     assert (results[1].metric, results[1].percent) == ("rmse", False)
     line = table(results)[2]
     assert line[1].startswith("2.550 ± ")

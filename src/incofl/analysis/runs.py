@@ -110,10 +110,14 @@ class RecordedRun:
             return next((task for task in TASKS.values() if task.first == name), unknown)
 
     @cached_property
+    def evaluated(self) -> list[Row]:
+        """The rounds in which it was evaluated."""
+        return [row for row in self.rows if row["accuracy"] is not None]
+
+    @cached_property
     def judged(self) -> list[Row]:
         """The evaluations by which the run is judged."""
-        evaluated = [row for row in self.rows if row["accuracy"] is not None]
-        return tail(evaluated) if evaluated else []
+        return tail(self.evaluated) if self.evaluated else []
 
     @cached_property
     def summary(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Runs of one seed share everything but the method: partition, cohorts and initial
 """
 
 import csv
-import json
 import os
 import pickle
 import re
@@ -36,11 +35,10 @@ from incofl.engine.checkpoint import write_json
 from incofl.engine.processes import start_python
 from incofl.engine.progress import Lines, Progress
 from incofl.engine.run import AnyModel, run
-from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, IncoflError, RunError
 from incofl.method import Method
 from incofl.statistics import Difference, Estimate, estimate, paired, plus_minus, tail, tail_name
-from incofl.studies.gains import GAP, Evaluation, evaluations, evaluations_by_device, gain_table, settings
+from incofl.studies.gains import GAP, Evaluation, evaluations, gain_table, settings
 from incofl.task import Task
 
 CURVE = ("round", "accuracy", "accuracy_by_level", "loss", "test_loss")  # what comparison.json keeps of an evaluation
@@ -116,19 +114,19 @@ def compare(
     default = Progress() if progress is False else Lines()
     folder = Path(out).expanduser()
     run_arms(arms, folder, jobs, progress if callable(progress) else lambda arm: default)
-    results = Comparison(summarise(arms, folder))
-    results.gains = gains(arms, folder)
-    evaluated = {arm: evaluations(folder_of(folder, arm)) for arm in arms}
+    runs = {arm: RecordedRun(folder_of(folder, arm), config.objects) for arm, config in arms.items()}
+    results = Comparison(summarise(runs))
+    results.gains = gains(runs)
     document = {
         "seeds": list(dict.fromkeys(seed for _, seed in arms)),
         "caption": CAPTION,
         "results": list(map(asdict, results)),
         "configs": {method: config.to_dict() for (method, _), config in list(arms.items())[::-1]},
         "curves": [
-            {"method": method, "seed": seed, "rows": [{key: row[key] for key in CURVE} for row in rows]}
-            for (method, seed), rows in evaluated.items()
+            {"method": method, "seed": seed, "rows": [{key: row[key] for key in CURVE} for row in run.evaluated]}
+            for (method, seed), run in runs.items()
         ],
-        "environment": json.loads(RunFolder(folder_of(folder, next(iter(arms)))).environment.read_text()),
+        "environment": next(iter(runs.values())).json("environment.json"),
     }
     page = write_tables(folder / "comparison", table(results), document)
     if results.gains:
@@ -208,11 +206,11 @@ def folder_of(out: Path, arm: Arm) -> Path:
     return out / f"{re.sub(r'[^a-zA-Z0-9_.+-]+', '-', name)}-s{seed}"
 
 
-def summarise(configs: Mapping[Arm, Config], out: Path) -> list[MethodResult]:
+def summarise(every: Mapping[Arm, RecordedRun]) -> list[MethodResult]:
     """Reads the records of the runs."""
     results: list[MethodResult] = []
-    for method in dict.fromkeys(method for method, _ in configs):
-        runs = [RecordedRun(folder_of(out, arm), config.objects) for arm, config in configs.items() if arm[0] == method]
+    for method in dict.fromkeys(method for method, _ in every):
+        runs = [run for arm, run in every.items() if arm[0] == method]
         if never := [run.path for run in runs if not run.judged]:
             raise RunError(f"{never[0]}: was never evaluated, expected data with a test set")
         task = runs[0].task
@@ -237,20 +235,18 @@ def summarise(configs: Mapping[Arm, Config], out: Path) -> list[MethodResult]:
     return results
 
 
-def gains(configs: Mapping[Arm, Config], out: Path) -> list[list[str]]:
+def gains(runs: Mapping[Arm, RecordedRun]) -> list[list[str]]:
     """What each level of devices gains over the best baseline among the methods; empty without baselines.
 
     Headings first, in percent; only metrics that are shown in percent are judged.
     """
-    methods = {name: find_parts(config).method for (name, _), config in configs.items()}
+    methods = {name: find_parts(run.config).method for (name, _), run in runs.items()}
     baselines = [name for name, method in methods.items() if method.is_baseline]
-    task = find_parts(next(iter(configs.values()))).task
+    task = next(iter(runs.values())).task
     if not baselines or not task.all_metrics[task.first].percent:
         return []
-    rows = []
-    for (name, seed), config in configs.items():
-        counts = outline(config).levels.counts
-        rows += evaluations_by_device("", name, seed, folder_of(out, (name, seed)), counts)
+    found = [evaluations("", name, run, run.outline.levels.counts) for (name, _), run in runs.items()]
+    rows = [row for own in found for row in own]
     setting = next(found for found in settings(rows, _judged) if found.metric == "accuracy")
     return gain_table(setting, baselines)
 

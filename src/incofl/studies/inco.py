@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from incofl.analysis.runs import RecordedRun
 from incofl.engine.build import outline
 from incofl.statistics import plus_minus
 from incofl.studies.compare import folder_of, markdown
@@ -18,7 +19,7 @@ from incofl.studies.gains import (
     GAP,
     NOT_WORSE,
     Evaluation,
-    evaluations_by_device,
+    evaluations,
     gain_table,
     gap_cell,
     gaps,
@@ -55,7 +56,7 @@ def collect(table: Sequence[Cell], runs: Path) -> list[Evaluation]:
         counts = outline(next(iter(cell.arms.values()))).levels.counts
         for arm, config in cell.arms.items():
             if is_finished(folder := folder_of(runs, arm), config):
-                found += evaluations_by_device(cell.column, cell.row, config.seed, folder, counts)
+                found += evaluations(cell.column, cell.row, RecordedRun(folder), counts)
     return found
 
 

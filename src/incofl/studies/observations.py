@@ -22,7 +22,6 @@ from incofl.engine.checkpoint import write_json
 from incofl.engine.run_folder import environment
 from incofl.statistics import correlation, paired, plus_minus, tail_mean
 from incofl.studies.compare import folder_of, write_tables
-from incofl.studies.gains import evaluations
 from incofl.studies.reproduce import Cell, verdict_of
 
 VERSION = 1  # of the kept analysis of a run: change it when the analysis changes
@@ -66,7 +65,7 @@ def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], 
         }
         write_json(path, known)
     numbers = {name: value for name, value in known.items() if name not in key}
-    return Case(cell.section, cell.row, seed, tail_mean(evaluations(folder), tail), **numbers)
+    return Case(cell.section, cell.row, seed, tail_mean(run.evaluated, tail), **numbers)
 
 
 class Observation(NamedTuple):

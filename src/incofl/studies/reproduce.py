@@ -13,12 +13,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from incofl.analysis.runs import RecordedRun
 from incofl.config import Config, make_config
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, nearest
 from incofl.statistics import Difference, Estimate, paired, plus_minus, tail_mean
 from incofl.studies.compare import Arm, Watch, folder_of, run_arms, write_tables
-from incofl.studies.gains import evaluations
 
 STUDIES = ("table1", "table2", "case-study", "ablation", "robustness", "noise", "rules", "buffers")
 SCALES = ("mini", "small", "paper")
@@ -144,8 +144,8 @@ def run_table(table: Sequence[Cell], out: Path, jobs: int, watch: Watch) -> None
 
 def judge(table: Sequence[Cell], out: Path, tail: int) -> list[Outcome]:
     """Judges each finished run of a table by its last rounds."""
-    arms = arms_of(table)
-    accuracy = {arm: 100 * tail_mean(evaluations(folder_of(out / "runs", arm)), tail) for arm in arms}
+    runs = {arm: RecordedRun(folder_of(out / "runs", arm)) for arm in arms_of(table)}
+    accuracy = {arm: 100 * tail_mean(run.evaluated, tail) for arm, run in runs.items()}
     values = {cell.place: [accuracy[arm] for arm in cell.arms] for cell in table}
     paper = {cell.place: cell.paper for cell in table}
     return [_outcome(cell, values, paper) for cell in table]
@@ -206,7 +206,7 @@ def save(
 ) -> Path:
     """Writes the table as Markdown and everything behind it as JSON."""
     arms = arms_of(table)
-    folders = [RunFolder(folder_of(out / "runs", arm)) for arm in arms]
+    made = [RecordedRun(folder_of(out / "runs", arm)) for arm in arms]
     runs = {f"{name}-s{seed}": config.to_dict() for (name, seed), config in arms.items()}
     for values in runs.values():
         values["data"] |= {"root": Config().data.root}  # the place of the data differs from reader to reader
@@ -216,9 +216,9 @@ def save(
         "scale": scale.name,
         "summary": scale.summary,
         "command": command,
-        "commits": sorted({str(json.loads(folder.environment.read_text())["commit"]) for folder in folders}),
+        "commits": sorted({str(run.json("environment.json")["commit"]) for run in made}),
         "seeds": sorted({seed for _, seed in arms}),
-        "seconds": round(sum(float(json.loads(folder.summary.read_text())["seconds"]) for folder in folders), 1),
+        "seconds": round(sum(float(run.json("summary.json")["seconds"]) for run in made), 1),
         "results": list(map(asdict, results)),
         "runs": runs,
     }
