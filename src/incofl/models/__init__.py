@@ -1,5 +1,6 @@
 """The table of models. A family is named by its largest member; splitting makes the smaller ones."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from torch import nn
 
 from incofl.errors import ConfigError, nearest
 from incofl.layout import Layout
-from incofl.models.custom import Factory, arguments_of, as_pair, make_custom, use_module
+from incofl.models.custom import Factory, arguments_of, as_pair, check_module, make_custom
 from incofl.models.hf import PREFIX, make_hf
 from incofl.models.model import Extend, Model, ModelOptions, Shape, as_model
 from incofl.models.resnet import DEPTHS, ResNet
@@ -98,7 +99,8 @@ def build_module(model: AnyModel, options: ModelOptions) -> Made:
     """A new module with random weights, and its layout."""
     family = find_family(model)
     if isinstance(model, nn.Module | tuple):
-        return use_module(*as_pair(model), options)
+        module, layout = as_pair(model)
+        return check_module(type(module).__name__, copy.deepcopy(module), layout, options)
     if isinstance(model, str) and model.startswith(PREFIX):
         return make_hf(model, options)
     if not isinstance(model, str) or family is OWN:

@@ -1,6 +1,5 @@
 """Models of your own: what a factory makes, named ``package.module:factory`` in a config."""
 
-import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -34,11 +33,6 @@ def make_custom(model: str | Factory, options: ModelOptions) -> tuple[nn.Module,
     return check_module(name, *as_pair(made, f"model.name: {name} returned {type(made).__name__}"), options)
 
 
-def use_module(module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
-    """A copy of a module that was made in Python, which replaces what the config says, and its layout."""
-    return check_module(type(module).__name__, copy.deepcopy(module), layout, options)
-
-
 def as_pair(made: object, problem: str = "") -> tuple[nn.Module, Layout | None]:
     """A module and its layout, of which the layout may be missing; refuses anything else."""
     module, layout = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -57,7 +51,7 @@ def check_module(
         raise ConfigError(f"model.blocks: got {options.blocks[0]!r}, expected none: {name} comes with its Layout")
     example, expected = options.batch, options.output
     try:
-        *_, output = try_out(module, example)
+        output = try_out(module, example)
     except Exception as problem:
         words = f"fails on a batch of shape {shapes_of(example)}: {describe(problem)}"
         raise ConfigError(f"model.name: {name} {words}") from problem
