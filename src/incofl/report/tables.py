@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from incofl.analysis.runs import RecordedRun, plain
 from incofl.config import Config
-from incofl.costs import Cost, human
+from incofl.costs import human
 from incofl.report.runs import Groups
 from incofl.statistics import estimate, plus_minus
 
@@ -82,26 +82,13 @@ def sizes(groups: Groups) -> list[tuple[list[str], list[Line] | str]]:
     known: dict[str, tuple[list[str], list[Line] | str]] = {}
     for group in groups:
         found = group.runs[0].federation_or_reason
-        told: list[Line] | str = (
-            found if isinstance(found, str) else list(map(_size, found.costs, found.clients_by_level))
-        )
+        told: list[Line] | str
+        if isinstance(found, str):
+            told = found
+        else:
+            told = [Line(cost.cells(found.clients_by_level[cost.level], "{:,}".format)) for cost in found.costs]
         known.setdefault(repr(told), ([], told))[0].append(group.label)
     return list(known.values())
-
-
-def _size(cost: Cost, clients: int) -> Line:
-    cells = {
-        "level": cost.level,
-        "blocks": " ".join(map(str, cost.blocks)),
-        cost.share[0]: cost.share[1],
-        "parameters": f"{cost.parameters:,}",
-        "MACs": f"{cost.macs:,}",
-        "down a round": in_bytes(cost.bytes_down),
-        "up a round": in_bytes(cost.bytes_up),
-        "training memory": in_bytes(cost.memory),
-        "clients": clients,
-    }
-    return Line(cells)
 
 
 def rejected(groups: Groups) -> list[Line]:
