@@ -87,7 +87,7 @@ def cell(value: Any, form: str = ".3f") -> str:
 
 def first_seeds(found: Mapping[RecordedRun, Found]) -> dict[str, Found]:
     """Returns what was found in the first run of each setting, for figures that cannot show all seeds."""
-    return {label: found[group[0]] for label, group in by_seed(list(found)).items()}
+    return {group.label: found[group.runs[0]] for group in by_seed(list(found))}
 
 
 def evenly(values: Sequence[Found], most: int) -> list[Found]:

@@ -190,7 +190,7 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
             few = f"{len(one.evaluated)} recorded round(s), too few for its course"
             findings.missing.append(f"{run.path}: {few}; {why}")
     if len(found) > 1:
-        groups = {label: {run: found[run] for run in group} for label, group in by_seed(list(found)).items()}
+        groups = {group.label: {run: found[run] for run in group.runs} for group in by_seed(list(found))}
         findings.json(out, "similarity.json", compared(groups))
         lines = {label: [one.mean_by_depth for one in members.values()] for label, members in groups.items()}
         title = "similarity of clients' models (bands: 95 % confidence interval over seeds)"

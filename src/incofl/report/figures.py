@@ -8,9 +8,8 @@ from operator import methodcaller
 from statistics import fmean, median
 from typing import Any, Literal
 
-from incofl.analysis.runs import RecordedRun
+from incofl.analysis.runs import Group, Groups, Points, RecordedRun, Series, Unit
 from incofl.engine.run_folder import Row
-from incofl.report.runs import Group, Groups, Points, Series, Unit
 from incofl.statistics import estimate
 
 BAD = -1  # the look of what went wrong

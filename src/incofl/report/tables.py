@@ -7,10 +7,9 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from incofl.analysis.runs import RecordedRun, plain
+from incofl.analysis.runs import Groups, RecordedRun, plain
 from incofl.config import Config
 from incofl.costs import human
-from incofl.report.runs import Groups
 from incofl.statistics import estimate, plus_minus
 
 NONE = "\N{EN DASH}"
