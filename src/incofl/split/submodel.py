@@ -67,9 +67,8 @@ def submodel(template: nn.Module, layout: Layout, slice_: Slice) -> nn.Module:
     held = {layout.block_of[name] for name in slice_.index}
     for block in (*layout.blocks, *layout.exits):
         if block not in held:
-            model.set_submodule(
-                block, Skip(model.get_submodule(block), layout.results.get(block, ()))
-            )  # keeps the names of the blocks around it
+            # A replacement keeps the names of the blocks around it.
+            model.set_submodule(block, Skip(model.get_submodule(block), layout.results.get(block, ())))
     for prefix, module in model.named_modules():
         _shrink(module, prefix + "." if prefix else "", slice_)
     for name, first in layout.tied.items():

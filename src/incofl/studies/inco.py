@@ -14,17 +14,7 @@ from incofl.analysis.runs import RecordedRun
 from incofl.engine.build import outline
 from incofl.statistics import plus_minus
 from incofl.studies.compare import folder_of, markdown
-from incofl.studies.gains import (
-    DEVICES,
-    GAP,
-    NOT_WORSE,
-    Evaluation,
-    evaluations,
-    gain_table,
-    gap_cell,
-    gaps,
-    settings,
-)
+from incofl.studies.gains import DEVICES, GAP, NOT_WORSE, Evaluation, evaluations, gain_table, gap_cell, gaps, settings
 from incofl.studies.reproduce import Cell, Scale, Study, is_finished, read_table
 
 PARTS = ("a", "b", "c", "d")
