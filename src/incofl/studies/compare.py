@@ -153,7 +153,8 @@ def run_arms(configs: Mapping[Arm, Config], out: Path, jobs: int, watch: Watch) 
             problem = connection.recv()
         except (EOFError, OSError):
             problem = f"{folder}: its process died ({process.wait()})"
-        idle.put((process, connection))
+        finally:
+            idle.put((process, connection))
         if problem:
             raise RunError(problem)
         return arm
