@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from incofl.aggregate import Accumulator, Contribution, CoveredMean
-from incofl.anchor import Anchor
+from incofl.anchor import SMALLEST, Anchor
 from incofl.client import ClientRule, Setting, Upload
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.options import has_options
-from incofl.server import Changes, Server
+from incofl.server import Changes, Population, Server
 from incofl.split import Levels, Slice, SplitRule
 from incofl.tensors import Tensors, only
 from incofl.transform import SHARED, Context, UpdateTransform
@@ -36,6 +36,7 @@ class ServerRule:
     precision: Literal["float32", "float64"] = "float32"  # of the running sums
     buffers: BufferPolicy = "per-level"
     separate: bool = False  # levels share nothing: the server keeps one whole model for each
+    anchored: bool = False  # whether the smallest level has statistics of its own in any case, for all clients train it
     squares: bool = False  # whether the squares of updates are averaged, too, for transforms that need their spread
     sets_values: ClassVar[bool] = False  # whether its updates lead to certain values, so that none may be transformed
 
@@ -77,9 +78,13 @@ class ServerRule:
                 squared.add(Contribution(upload.slice, _squares(upload, common[upload.level]), self.weight(upload)))
             for level in own:
                 # Buffers are averaged even where levels keep their own: a level that has none yet starts from that.
-                kept = own[level] | layout.buffers if self.buffers == "per-level" else own[level]
+                apart = self.buffers == "per-level" or (self.anchored and not level)
+                kept = own[level] | layout.buffers if apart else own[level]
                 same = [part for upload in counted if upload.level == level for part in self._parts(upload, kept)]
                 private.setdefault(level, self._sum(layout)).add(*same)
+            if anchored := [upload for upload in counted if upload.smallest]:
+                where, total = server.population[0][0], private.setdefault(0, self._sum(layout))
+                total.add(*(Contribution(where, upload.smallest, self.weight(upload)) for upload in anchored))
             for upload in uploads:
                 group = extra.setdefault(upload.level if self.separate else SHARED, self._sum(layout))
                 group.add(Contribution(upload.slice, upload.extra))
@@ -161,6 +166,19 @@ class Method:
     def extend(self, model: torch.nn.Module, layout: Layout, levels: Levels) -> Layout:
         """Adds the method's own layers to the new server model, in place, and returns the layout with them."""
         return self.client.extend(model, self.split.extend(model, layout, levels))
+
+    def smallest_statistics(self, layout: Layout, population: Population, level: int) -> Slice | None:
+        """The statistics of the smallest level that clients of a level receive and upload, for they train it, too."""
+        if not self.anchor.on or not level or 0 not in population or self.server.buffers == "static":
+            return None
+        smallest = population[0][0]
+        return Slice(only(smallest.index, layout.buffers), only(smallest.shapes, layout.buffers))
+
+    def extra_for_client(self, server: Server, level: int) -> Tensors:
+        """What the server sends to a level in addition to the model, in server coordinates."""
+        extra = self.server.extra_for_client(server, level)
+        held = self.smallest_statistics(server.layout, server.population, level)
+        return extra if held is None else extra | {SMALLEST + n: v for n, v in held.look(server.state(0)).items()}
 
     def received(self, arrivals: Iterable[Sequence[Upload]], server: Server) -> Iterator[Sequence[Upload]]:
         """The uploads as the server uses them."""

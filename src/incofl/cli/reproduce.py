@@ -50,14 +50,15 @@ def reproduce(
     folder = (out or Path("runs") / "reproduce" / ("inco" if part_of_inco else scale)).expanduser()
     for study in [part_of_inco.study] if part_of_inco else map(study_runs.load_study, names):
         table = study_runs.cells(study, chosen, overrides, only)
-        count = len(study_runs.arms_of(table))
+        left = inco.unrecorded(table, inco.read_csv(inco.records(part_of_inco, folder))) if part_of_inco else table
+        count = len(study_runs.arms_of(left))
         if dry:
             which = f"inco, part {part}" if part_of_inco else f"{study.name} at scale {scale}"
             typer.echo(f"{which}: {len(table)} cells, {count} runs")
             continue
-        if not tables:
+        if left and not tables:
             with RunDisplay(quiet, count) as display:
-                study_runs.run_table(table, folder, jobs, display.watch)
+                study_runs.run_table(left, folder, jobs, display.watch)
         named = ["inco", "--part", part] if part_of_inco else [study.name, "--scale", scale]
         command = shlex.join(["incofl", "reproduce", *named, *words])
         if part_of_inco:

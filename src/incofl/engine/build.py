@@ -84,6 +84,7 @@ def build_method(config: Config) -> Method:
         weighting=aggregate.weighting,
         precision=aggregate.precision,
         buffers=config.buffers,
+        anchored=method.anchor.on and config.buffers != "static",
         squares=any(getattr(transform, "needs_squares", False) for transform in method.transforms),
     )
     return dataclasses.replace(method, server=server)
