@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from incofl.analysis.runs import RecordedRun
+from incofl.engine.build import outline
 from incofl.statistics import plus_minus
 from incofl.studies.compare import folder_of, markdown
 from incofl.studies.gains import DEVICES, GAP, NOT_WORSE, Evaluation, evaluations, gain_table, gap_cell, gaps, settings
@@ -57,8 +58,8 @@ def collect(table: Sequence[Cell], runs: Path, rows: Sequence[Evaluation] = ()) 
                 same = [row for row in rows if (row.run, row.seed) == arm]
                 found += [replace(row, column=cell.column, arm=cell.row) for row in same]
             elif is_finished(folder, config):
-                run = RecordedRun(folder)
-                new = evaluations(cell.column, cell.row, run, run.outline.levels.counts)
+                counts = outline(config).levels.counts
+                new = evaluations(cell.column, cell.row, RecordedRun(folder), counts)
                 found += [replace(row, run=arm[0]) for row in new]
     return found
 
