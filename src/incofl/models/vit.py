@@ -57,8 +57,8 @@ class Block(nn.Module):
 class VisionTransformer(nn.Module):
     """Tokens of patches and a class token, positions added, equal blocks, a linear head on the class token.
 
-    The heads share the stream, and perceptrons are four times as wide. A model of another ``width`` has more heads or
-    fewer. With ``head_dim`` and ``mlp`` all sizes are as they are given.
+    The heads share the stream, and perceptrons are four times as wide. A model of another ``width`` has more heads, or
+    fewer.
     """
 
     def __init__(
@@ -70,21 +70,18 @@ class VisionTransformer(nn.Module):
         dim: int = 384,
         heads: int = 6,
         patch: int = 0,
-        head_dim: int = 0,
-        mlp: int = 0,
     ) -> None:
         super().__init__()
         channels, *sides = shape
         patch = patch or default_patch(shape)
-        if not head_dim:
-            check_sizes(shape, patch, dim, heads)
-            head_dim, heads = dim // heads, math.ceil(width * heads)
-            dim = heads * head_dim
+        check_sizes(shape, patch, dim, heads)
+        head_dim, heads = dim // heads, math.ceil(width * heads)
+        dim = heads * head_dim
         self.grid = (sides[0] // patch, sides[1] // patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + math.prod(self.grid), dim))
         self.patch_embed = nn.Sequential(OrderedDict(proj=nn.Conv2d(channels, dim, patch, stride=patch)))
-        sizes = dim, heads, head_dim, mlp or MLP_RATIO * dim
+        sizes = dim, heads, head_dim, MLP_RATIO * dim
         self.blocks = nn.Sequential(*[Block(*sizes, NORM_EPS) for _ in range(depth)])
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
         self.head = nn.Linear(dim, classes)
