@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,17 @@ class Cost:
     memory: int  # estimated peak of training in bytes, without the framework itself
     rank: int | None = None  # of low-rank adapters, if that is what levels differ in
 
-    @property
-    def share(self) -> tuple[str, str]:
-        """What of the layers is kept: the name of that number, and the number."""
-        return ("width", f"{self.width:g}") if self.rank is None else ("rank", str(self.rank))
+    def cells(self, clients: int, number: Callable[[int], str] = lambda n: human(n)) -> dict[str, str]:
+        """What the level is and costs, and how many clients train it, by the headings of tables."""
+        share = {"width": f"{self.width:g}"} if self.rank is None else {"rank": str(self.rank)}
+        sizes = {"down": self.bytes_down, "up": self.bytes_up, "memory": self.memory}
+        return {
+            **{"level": str(self.level), "blocks": " ".join(map(str, self.blocks))},
+            **share,
+            **{"params": number(self.parameters), "MACs": number(self.macs)},
+            **{name: human(size, "B") for name, size in sizes.items()},
+            "clients": str(clients),
+        }
 
 
 def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from incofl.aggregate import Accumulator, Contribution, CoveredMean
+from incofl.aggregate import Accumulator, Contribution, CoveredMean, pooled_by_width
 from incofl.anchor import SMALLEST, Anchor
 from incofl.client import ClientRule, Setting, Upload
 from incofl.errors import ConfigError
@@ -22,7 +22,8 @@ from incofl.tensors import Tensors, only
 from incofl.transform import SHARED, Context, UpdateTransform
 
 Weighting = Literal["uniform", "samples"]
-BufferPolicy = Literal["average", "per-level", "static"]  # all share one; each level its own; measured when evaluated
+# All levels share one; each has its own; levels of one width share one; measured when a level is evaluated.
+BufferPolicy = Literal["average", "per-level", "by-width", "static"]
 ROW_KEYS = frozenset({"round", "accuracy", "accuracy_by_level", "accuracy_on_nodes", "metrics", "loss", "test_loss"})
 ROW_KEYS |= {"clients", "nodes", "rejected", "bytes_up", "bytes_down", "seconds"}  # what a round records anyway
 UploadTransform = Callable[[Upload, Context], Upload]  # may use the memory of the given upload
@@ -78,7 +79,7 @@ class ServerRule:
                 squared.add(Contribution(upload.slice, _squares(upload, common[upload.level]), self.weight(upload)))
             for level in own:
                 # Buffers are averaged even where levels keep their own: a level that has none yet starts from that.
-                apart = self.buffers == "per-level" or (self.anchored and not level)
+                apart = self.buffers in ("per-level", "by-width") or (self.anchored and not level)
                 kept = own[level] | layout.buffers if apart else own[level]
                 same = [part for upload in counted if upload.level == level for part in self._parts(upload, kept)]
                 private.setdefault(level, self._sum(layout)).add(*same)
@@ -88,8 +89,12 @@ class ServerRule:
             for upload in uploads:
                 group = extra.setdefault(upload.level if self.separate else SHARED, self._sum(layout))
                 group.add(Contribution(upload.slice, upload.extra))
+        own_means = {level: total.mean() for level, total in private.items()}
+        if self.buffers == "by-width":
+            above = {level: slice_ for level, (slice_, _) in server.population.items() if level or not self.anchored}
+            own_means |= pooled_by_width(own_means, above, layout.buffers)
         unit = sum(weights) / max(len(weights), 1) or 1.0
-        changes = Changes(shared.mean(), {level: total.mean() for level, total in private.items()}, unit=unit)
+        changes = Changes(shared.mean(), own_means, unit=unit)
         new = self.update_state(server, changes, {group: total.mean() for group, total in extra.items()})
         return dataclasses.replace(changes, extra=new, states=server.states, squares=squared.mean().values)
 
@@ -150,8 +155,10 @@ class Method:
 
     def check(self, setting: Setting) -> None:
         """Refuses a model or task that the method cannot be used for, with one clear line."""
-        if self.split.window != "prefix" and setting.buffers == "per-level" and setting.layout.buffers:
-            raise ConfigError(f"buffers: got 'per-level', expected 'static' or 'average': {self.name} moves a window")
+        if self.split.window != "prefix" and setting.buffers in ("per-level", "by-width") and setting.layout.buffers:
+            raise ConfigError(
+                f"buffers: got {setting.buffers!r}, expected 'static' or 'average': {self.name} moves a window"
+            )
         if self.server.sets_values and (odd := [t.name for t in self.transforms if not _keeps_updates(t)]):
             raise ConfigError(
                 f"method: {self.name} sets values, which {odd[0]} would spoil, expected no such transform"

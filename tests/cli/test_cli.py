@@ -351,7 +351,7 @@ def test_help(incofl: Shell) -> None:
         (["run", "--set", "moon.projection=-1"], "moon.projection: got -1, expected a whole number from 0 to 65536"),
         (
             ["run", "--method", "reefl", "--set", "model.name=tiny-mlp"],
-            "model.name: ResidualMlp cannot have a shared exit, expected a ViT or a model with a method add_shared_exit",
+            "model.name: ResidualMlp cannot have a shared exit, expected a ViT or a model with a method",
         ),
         (
             ["run", "--method", "heterofl", "--set", "split.kind=stage"],
@@ -413,9 +413,9 @@ def test_moon_on_a_model_without_features(incofl: Shell, monkeypatch: pytest.Mon
     from torch import nn
 
     from incofl.layout import Layout
-    from incofl.models import MODELS, Family, ModelOptions
+    from incofl.models import MODELS, Family
 
-    def headless(options: ModelOptions) -> tuple[nn.Module, Layout]:
+    def headless() -> tuple[nn.Module, Layout]:
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.LogSoftmax(1))
         return model, Layout.of(model, {}, [["1"]], {})
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 from incofl.layout import Axes, Axis, Layout
 
 Stem = Literal["imagenet", "small"]
+Shape = tuple[int, ...]
 
 # The paper's five, and torchvision's deeper one.
 DEPTHS = {
@@ -85,28 +86,23 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self,
-        depth: tuple[int, ...],
-        width: float = 1.0,
-        channels: int = 3,
-        classes: int = 10,
-        stem: Stem = "imagenet",
-        dimensions: int = 2,
+        self, blocks: Shape, shape: Shape = (3, 32, 32), classes: int = 10, width: float = 1.0, stem: Stem = "imagenet"
     ) -> None:
         super().__init__()
-        self.layers = layers = LAYERS[dimensions]
-        widths = [math.ceil(width * base) for base in BASE_WIDTHS[: len(depth)]]
+        channels, *places = shape
+        self.layers = layers = LAYERS[len(places)]
+        widths = [math.ceil(width * base) for base in BASE_WIDTHS[: len(blocks)]]
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
         self.conv1 = layers.conv(channels, widths[0], kernel, stride, padding=kernel // 2, bias=False)
         self.maxpool = layers.pool(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
         self.bn1 = layers.norm(widths[0])
         inputs = widths[0]
-        for stage, (blocks, outputs) in enumerate(zip(depth, widths, strict=True), start=1):
+        for stage, (count, outputs) in enumerate(zip(blocks, widths, strict=True), start=1):
             first = BasicBlock(inputs, outputs, stride=1 if stage == 1 else 2, layers=layers)
-            rest = [BasicBlock(outputs, outputs, stride=1, layers=layers) for _ in range(blocks - 1)]
+            rest = [BasicBlock(outputs, outputs, stride=1, layers=layers) for _ in range(count - 1)]
             setattr(self, f"layer{stage}", nn.Sequential(first, *rest))
             inputs = outputs
-        self.depth, self.widths = depth, widths
+        self.depth, self.widths = blocks, widths
         self.fc = nn.Linear(inputs, classes)
         self.exits = nn.ModuleList()
         self.exit_positions: tuple[int, ...] = ()  # after how many blocks; the last one is that of the usual head

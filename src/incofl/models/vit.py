@@ -5,6 +5,7 @@ width splitting whole heads and single channels of the stream and of each percep
 """
 
 import math
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
@@ -38,18 +39,6 @@ class Attention(nn.Module):
         return self.proj(heads.transpose(1, 2).flatten(2))
 
 
-class Mlp(nn.Module):
-    """A perceptron with one hidden layer, the same for every token."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(functional.gelu(self.fc1(x)))
-
-
 class Block(nn.Module):
     """Attention and perceptron, each on the normalised stream and added to it."""
 
@@ -58,22 +47,11 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attn = Attention(dim, heads, head_dim)
         self.norm2 = nn.LayerNorm(dim, eps=eps)
-        self.mlp = Mlp(dim, hidden)
+        self.mlp = nn.Sequential(OrderedDict(fc1=nn.Linear(dim, hidden), act=nn.GELU(), fc2=nn.Linear(hidden, dim)))
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         x = x + self.attn(self.norm1(x), mask, causal)
         return x + self.mlp(self.norm2(x))
-
-
-class PatchEmbed(nn.Module):
-    """Cuts images into square patches and makes a token of each."""
-
-    def __init__(self, channels: int, patch: int, dim: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(channels, dim, patch, stride=patch)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x).flatten(2).transpose(1, 2)
 
 
 class SharedExit(nn.Module):
@@ -111,19 +89,31 @@ class ExitPosition(nn.Module):
 class VisionTransformer(nn.Module):
     """Tokens of patches and a class token, positions added, equal blocks, a linear head on the class token.
 
-    Unless ``head_dim`` and ``mlp`` say otherwise, the heads share the stream and perceptrons are four times as wide.
+    The heads share the stream, and perceptrons are four times as wide. A model of another ``width`` has more heads, or
+    fewer.
     """
 
     def __init__(
-        self, shape: Shape, classes: int, patch: int, dim: int, depth: int, heads: int, head_dim: int = 0, mlp: int = 0
+        self,
+        shape: Shape,
+        classes: int,
+        width: float = 1.0,
+        depth: int = 12,
+        dim: int = 384,
+        heads: int = 6,
+        patch: int = 0,
     ) -> None:
         super().__init__()
-        channels, height, width = shape
-        self.grid = (height // patch, width // patch)
+        channels, *sides = shape
+        patch = patch or default_patch(shape)
+        check_sizes(shape, patch, dim, heads)
+        head_dim, heads = dim // heads, math.ceil(width * heads)
+        dim = heads * head_dim
+        self.grid = (sides[0] // patch, sides[1] // patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + math.prod(self.grid), dim))
-        self.patch_embed = PatchEmbed(channels, patch, dim)
-        sizes = dim, heads, head_dim or dim // heads, mlp or MLP_RATIO * dim
+        self.patch_embed = nn.Sequential(OrderedDict(proj=nn.Conv2d(channels, dim, patch, stride=patch)))
+        sizes = dim, heads, head_dim, MLP_RATIO * dim
         self.blocks = nn.Sequential(*[Block(*sizes, NORM_EPS) for _ in range(depth)])
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
         self.head = nn.Linear(dim, classes)
@@ -133,7 +123,7 @@ class VisionTransformer(nn.Module):
         self.exit_positions: tuple[int, ...] = ()  # after how many blocks, if a classifier is shared by exits
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
-        tokens = self.patch_embed(x)
+        tokens = self.patch_embed(x).flatten(2).transpose(1, 2)
         stream = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], dim=1) + self.pos_embed
         if self.exit_positions:
             return self._from_exits(stream)
@@ -212,7 +202,7 @@ def transformer_layout(model: nn.Module, stream: Axis, axes: dict[str, Axes]) ->
         unit = block.attn.head_dim
         heads = Axis(f"{name}.heads", block.attn.proj.in_features // unit, unit=unit)
         stacked = Axis(heads.name, heads.size, copies=3, unit=unit)  # queries, keys and values
-        hidden = Axis(f"{name}.mlp", block.mlp.fc1.out_features)
+        hidden = Axis(f"{name}.mlp", len(block.get_parameter("mlp.fc1.bias")))
         axes |= {f"{name}.attn.qkv": (stacked, stream), f"{name}.attn.proj": (stream, heads)}
         axes |= {f"{name}.mlp.fc1": (hidden, stream), f"{name}.mlp.fc2": (stream, hidden)}
         axes |= {f"{name}.norm1": (stream,), f"{name}.norm2": (stream,)}
