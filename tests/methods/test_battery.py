@@ -26,7 +26,7 @@ PAPERS = ("heteroavg", "heteroprox", "heteronova", "heteroscaffold", "heteromoon
 SPLIT = (*PAPERS, "heterodyn", "heterobn")
 FEDOPT = tuple(f"{form}{name}" for form in ("fed", "hetero", "inco") for name in ("avgm", "adam", "yogi"))
 WIDTH = ("heterofl", "fedrolex", "fedrand", "fedecover", "fjord")
-UNEQUAL = (*WIDTH, "inclusivefl", "scalefl", "nefl", "depthfl", "reefl")
+UNEQUAL = (*WIDTH, "inclusivefl", "scalefl", "nefl", "depthfl", "reefl", "fedfloor")
 # What test_noise.py and test_lora.py are about is left out.
 NAMES = [name for name in METHODS if not name.endswith("+noise") and name not in ADAPTERS]
 
