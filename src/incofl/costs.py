@@ -56,7 +56,7 @@ class Cost:
 
 def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
     """The cost of each level, smallest first."""
-    found, smallest, ranks = [], (0, 0), model.layout.named_axes.get(RANK)
+    found, forward, ranks = [], list[tuple[int, int]](), model.layout.named_axes.get(RANK)
     # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
     copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
     for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
@@ -66,11 +66,14 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
         transfer, given = (slice_.num_bytes(part) for part in (model.initial, only(model.initial, slice_.given)))
         population = {0: (splitter.slice(model.layout, 0, 0, client=0), 1), level: (slice_, 1)}
         received, uploaded, held = method_bytes(model, population, level, method)
-        macs, activations = forward_costs(model, slice_, settings.batch_size)
+        forward.append(forward_costs(model, slice_, settings.batch_size))
+        (macs, activations), passes = forward[level], method.client.passes(level)
+        if passes != [*[0.0] * level, 1.0]:  # paths of smaller levels are trained, one at a time
+            macs = round(sum(times * cost for times, (cost, _) in zip(passes, forward, strict=True)))
+            activations += forward[level - 1][1] if level and passes[-1] == 1 else 0
         if method.anchor.on and level:  # the smallest path is trained, too
-            macs += smallest[0] // method.anchor.every
-            activations += smallest[1]
-        smallest = (macs, activations) if not level else smallest
+            macs += forward[0][0] // method.anchor.every
+            activations += forward[0][1]
         memory = 4 * (copies * parameters + frozen) + activations + held
         down, up = transfer + received, transfer - given + uploaded
         rank = None if ranks is None else kept(ranks.size, width)

@@ -207,10 +207,10 @@ def test_levels_are_named_by_what_they_are(incofl: Shell, tmp_path: Path) -> Non
 
 
 def test_an_impossible_method_is_refused_before_the_first_run(incofl: Shell, tmp_path: Path) -> None:
-    arms = ("-m", "heteroavg,scalefl", "--seeds", "0", "--set", "model.name=tiny-mlp", "--set", "split.kind=auto")
+    arms = ("-m", "heteroavg,reefl", "--seeds", "0", "--set", "model.name=tiny-mlp", "--set", "split.kind=auto")
     code, _, err = incofl("compare", *SMALL, *arms, "-o", tmp_path / "out")
     assert code == 2
-    assert "cannot have early exits, expected a ResNet or a model with a method add_exits" in err
+    assert "cannot have a shared exit, expected a ViT or a model with a method add_shared_exit" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -295,7 +295,8 @@ def test_methods_need_names_of_their_own(tmp_path: Path) -> None:
 
 def test_baselines_are_what_needs_no_slices() -> None:
     found = {name for name, method in METHODS.items() if method.is_baseline}
-    assert found == {"fedavg", "fedprox", "fednova", "scaffold", "moon", "allsmall", "largestonly", "fedit"}
+    per_size = {"fedavg", "fedprox", "fednova", "scaffold", "moon", "feddyn", "fedbn", "fedavgm", "fedadam", "fedyogi"}
+    assert found == per_size | {"allsmall", "largestonly", "fedit"}
     assert set(BASELINES) <= found
 
 

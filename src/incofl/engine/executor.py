@@ -82,7 +82,7 @@ class Executor(ABC):
         """What the client of a job remembers; empty if nothing."""
         if not isinstance(job, Job):
             return {}
-        return self._store.get(job.client, self._federation.slice(job.level, job.round, job.client))
+        return self._store.get(job.client, self._federation.slice_of(job))
 
 
 class InProcess(Executor):

@@ -77,7 +77,7 @@ class Worker:
 
     def train(self, server: Server, job: Job, memory: Tensors | None = None) -> Upload:
         """One client's turn, with the slice of the server that it holds."""
-        slice_ = self._federation.slice(job.level, job.round, job.client)
+        slice_ = self._federation.slice_of(job)
         extra = self._federation.method.extra_for_client(server, job.level)
         # The server does not change during a round.
         return self.turn(job, slice_.look(server.state(job.level)), slice_.look(extra), memory)
@@ -151,6 +151,7 @@ class Worker:
             self._modules[key] = module.to(memory_format=layout)  # type: ignore[call-overload]  # not among its typed forms
             self._layouts[module] = layout
             f.method.client.prepare(module, f.model.layout)
+            f.method.client.nest(module, f.model.layout, f.splitter, level)
             if f.compile:
                 module.compile()  # happens at the first batch
         return self._modules[key]

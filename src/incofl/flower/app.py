@@ -132,7 +132,7 @@ class Node:
         if order.known not in ("", str(said)):
             return self.introduce(content, context)  # it is not what it was, and this slice may be too large for it
         config, federation, worker = self._prepared(order, node, context)
-        slice_ = federation.slice(order.level, order.round, order.client)
+        slice_ = federation.slice_of(order)
         slice_.check(state, "the model that was sent", uploaded=False)
         memory = NodeMemory(context.state, order, node.state_dir)
         found = memory.frozen(frozen, lambda: _own_frozen(config, federation.model, slice_))

@@ -9,6 +9,7 @@ import itertools
 import math
 from typing import Literal, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -105,6 +106,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(inputs, classes)
         self.exits = nn.ModuleList()
         self.exit_positions: tuple[int, ...] = ()  # after how many blocks; the last one is that of the usual head
+        self.answer: Literal["last", "mean"] = "last"  # which of its exits it answers with in evaluation
         _initialise(self)
 
     @property
@@ -115,7 +117,7 @@ class ResNet(nn.Module):
         """Adds early exits after some blocks, as ScaleFL trains them, and returns the new layout.
 
         The last exit is the usual head. A module with exits returns the logits of all of them in training, and those of
-        the last one that it holds in evaluation.
+        the last one that it holds, or their mean, in evaluation.
         """
         channels = [width for width, blocks in zip(self.widths, self.depth, strict=True) for _ in range(blocks)]
         heads = [ExitHead(channels[at - 1], self.fc.out_features, convolutions, self.layers) for at in positions[:-1]]
@@ -125,14 +127,16 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         heads = zip(self.exit_positions or (sum(self.depth),), (*self.exits, self.fc), strict=True)
         held = [(at, head) for at, head in heads if not isinstance(head, nn.Identity)]  # which replaces a missing one
-        used = dict(held if self.training else held[-1:])
+        used = dict(held if self.training or self.answer == "mean" else held[-1:])
         logits: list[Tensor] = []
         x = self.maxpool(functional.relu(self.bn1(self.conv1(x)), inplace=True))
         for number, block in enumerate((block for stage in self.stages for block in stage), start=1):
             x = block(x)
             if (head := used.get(number)) is not None:
                 logits.append(head(x if isinstance(head, ExitHead) else _pooled(x)))
-        return logits if self.training and self.exit_positions else logits[-1]
+        if self.training and self.exit_positions:
+            return logits
+        return torch.stack(logits).mean(0) if len(logits) > 1 else logits[0]
 
     def layout(self) -> Layout:
         """Axes: a residual stream per stage (the stem belongs to stage 1) and an inner width per block.

@@ -54,6 +54,38 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+class SharedExit(nn.Module):
+    """One classifier for all exits: a token of its own attends to the class tokens of the exits so far.
+
+    Sizes are those of ReeFL: heads of 2 channels, a narrow perceptron.
+    """
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.block = Block(dim, 8, 2, math.ceil(1.35 * dim), NORM_EPS)
+        self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
+        self.head = nn.Linear(dim, classes)
+        _initialise(self)
+        nn.init.trunc_normal_(self.token, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        stream = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], dim=1)
+        return self.head(self.norm(self.block(stream)[:, 0]))
+
+
+class ExitPosition(nn.Module):
+    """What an exit adds to its class token, so that the shared classifier can tell the exits apart."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(1, dim))
+        nn.init.trunc_normal_(self.position, std=0.02)
+
+    def forward(self, token: Tensor) -> Tensor:
+        return token + self.position
+
+
 class VisionTransformer(nn.Module):
     """Tokens of patches and a class token, positions added, equal blocks, a linear head on the class token.
 
@@ -87,15 +119,39 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(dim, classes)
         nn.init.normal_(self.cls_token, std=1e-6)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+        _initialise(self)
+        self.exit_positions: tuple[int, ...] = ()  # after how many blocks, if a classifier is shared by exits
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         tokens = self.patch_embed(x).flatten(2).transpose(1, 2)
         stream = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], dim=1) + self.pos_embed
+        if self.exit_positions:
+            return self._from_exits(stream)
         return self.head(self.norm(self.blocks(stream))[:, 0])
+
+    def _from_exits(self, stream: Tensor) -> Tensor | list[Tensor]:
+        """The logits of all exits that are held in training, of the last one in evaluation."""
+        seen: list[Tensor] = []
+        places = dict(zip(self.exit_positions, self.exits, strict=True))
+        for number, block in enumerate(self.blocks, start=1):
+            stream = block(stream)
+            if (place := places.get(number)) is not None and not isinstance(place, nn.Identity):
+                seen.append(place(stream[:, 0]))
+        last = [len(seen)] if not self.training else range(1, 1 + len(seen))
+        logits = [self.shared(torch.stack(seen[:number], dim=1)) for number in last]
+        return logits if self.training else logits[0]
+
+    def add_shared_exit(self, positions: tuple[int, ...]) -> Layout:
+        """Replaces norm and head by one classifier that exits after some blocks share, and returns the new layout."""
+        old, dim = self.layout(), self.head.in_features
+        classes = old.named_axes["classes"]
+        self.shared, self.exit_positions = SharedExit(dim, self.head.out_features), positions
+        self.exits = nn.ModuleList(ExitPosition(dim) for _ in positions)
+        self.norm, self.head = nn.Identity(), nn.Identity()  # type: ignore[assignment]  # which are not called
+        axes = {name: axis for name, axis in old.axes.items() if name in self.state_dict()}
+        exits = {f"exits.{number}": position for number, position in enumerate(positions)}
+        axes |= {"shared.head.weight": (classes, None), "shared.head.bias": (classes,)}
+        return Layout.of(self, axes, old.stages, old.shallow, exits, old.closing)
 
     def layout(self) -> Layout:
         """One residual stream through all blocks."""
@@ -103,6 +159,13 @@ class VisionTransformer(nn.Module):
         token = (None, None, stream)
         others: dict[str, Axes] = {"cls_token": token, "pos_embed": token, "patch_embed.proj": (stream, None)}
         return transformer_layout(self, stream, others)
+
+
+def _initialise(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
 
 
 def default_patch(shape: Shape) -> int:
