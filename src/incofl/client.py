@@ -4,6 +4,7 @@ import copy
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, Self
 
 import torch
@@ -14,6 +15,7 @@ from incofl.anchor import SmallestPath
 from incofl.errors import ConfigError
 from incofl.imports import load_attribute
 from incofl.layout import Layout, frozen_entries, frozen_norms
+from incofl.optimizers import FUSED, Fused, Stepping, can_fuse
 from incofl.options import options
 from incofl.schedule import Schedule
 from incofl.split import Slice
@@ -21,6 +23,7 @@ from incofl.task import CLASSIFICATION, Score, Task
 from incofl.tensors import Inputs, Tensors, call, clone
 
 Batch = tuple[Any, Tensor]  # inputs and targets
+SMALL = 2**18  # parameters of a model whose optimiser is kept between turns
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
@@ -116,10 +119,10 @@ class Local:
         """The model that the server sent."""
         return self.given.state
 
-    @property
+    @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained."""
-        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        return trained_parameters(self.model)
 
 
 @dataclass(frozen=True)
@@ -189,8 +192,71 @@ class ClientRule:
         return 1.0
 
 
+class Trainee:
+    """A module for many turns: what follows from it alone is found once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.parameters = model, trained_parameters(model)
+        self._plain, frozen = all(map(_loads_plainly, model.modules())), frozen_entries(model)
+        state = model.state_dict()
+        held = [(p, table) for p, m in model.named_modules() for table in (m._parameters, m._buffers)]
+        # By name, the table of a layer that holds an entry: a layer may put another tensor there.
+        self._tables = {n: (t, key) for p, t in held for key in t if (n := f"{p}.{key}".removeprefix(".")) in state}
+        self._changing = [name for name, _ in model.named_buffers() if name in state and name not in frozen]
+        self._fixed = list(frozen_norms(model).values())
+        self._fused: Fused | None = None
+        self._train()
+
+    def entry(self, name: str) -> Tensor:
+        """A tensor of the state."""
+        table, key = self._tables[name]
+        return table[key]
+
+    @torch.no_grad()
+    def load(self, state: Tensors) -> None:
+        """Copies, so what was sent stays as it was however the model moves."""
+        own = [self.entry(name) for name in state] if self._plain and state.keys() == self._tables.keys() else []
+        if own and all(map(_same_shape, own, state.values())):
+            torch._foreach_copy_(own, list(state.values()))
+        else:
+            self.model.load_state_dict(state)
+        if not self.model.training:  # it has been evaluated
+            self._train()
+
+    def optimizer(self, settings: LocalSettings) -> Stepping:
+        """An optimiser without a past: clients keep none between rounds."""
+        parameters = list(self.parameters.values())
+        if settings.optimizer not in FUSED or not can_fuse(parameters):
+            return settings.make_optimizer(parameters)
+        kind = FUSED[settings.optimizer]
+        made = self._fused if type(self._fused) is kind else kind(parameters)
+        made.begin(settings.lr, settings.momentum, settings.nesterov, settings.weight_decay)
+        small = sum(parameter.numel() for parameter in parameters) <= SMALL
+        self._fused = made if small else None  # else its memory had better be free between turns
+        return made
+
+    def changing_buffers(self, state: Tensors) -> Tensors:
+        """The buffers that are part of its state and not frozen."""
+        return {name: self.entry(name) for name in self._changing if name in state}
+
+    def _train(self) -> None:
+        self.model.train()
+        for norm in self._fixed:
+            norm.eval()  # else its statistics would move
+
+
+def _same_shape(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape
+
+
+def _loads_plainly(module: nn.Module) -> bool:
+    """Whether to load a state into a layer is to copy its tensors, and nothing else."""
+    hooks = module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks
+    return not any(hooks) and type(module)._load_from_state_dict.__module__.startswith("torch.")
+
+
 def train(
-    model: nn.Module,
+    model: nn.Module | Trainee,
     given: ClientInput,
     batches: Iterable[Batch],
     rule: ClientRule,
@@ -199,13 +265,12 @@ def train(
     smallest: SmallestPath | None = None,
 ) -> Upload:
     """One client's local training, of its model and perhaps of the ``smallest`` path in it."""
-    model.load_state_dict(given.state)  # copies, so what was sent stays as it was however the model moves
-    model.train()
-    for norm in frozen_norms(model).values():
-        norm.eval()  # else its statistics would move
+    trainee = model if isinstance(model, Trainee) else Trainee(model)
+    model, parameters = trainee.model, trainee.parameters
+    trainee.load(given.state)
     local = Local(model, given, settings.in_round(given.round), task)
-    parameters = local.parameters
-    optimizer = local.settings.make_optimizer(parameters.values())
+    vars(local)["parameters"] = parameters
+    optimizer = trainee.optimizer(local.settings)
     rule.begin(local)
     total, counted = torch.zeros(()), 0
     for x, y in batches:
@@ -224,12 +289,13 @@ def train(
         local.steps += 1
         total += loss.detach() * count
         counted += count
-    update = {name: value.sub_(given.state[name].cpu()) for name, value in clone(parameters).items()}
     with torch.no_grad():
+        update = clone(parameters)
+        torch._foreach_sub_(list(update.values()), [given.state[name].cpu() for name in update])
         extra, memory = (clone(values) for values in rule.finish(local, update))
     return Upload(
         update=update,
-        buffers=clone(changing_buffers(model, given.state)),
+        buffers=clone(trainee.changing_buffers(given.state)),
         steps=local.steps,
         loss=float(total) / max(counted, 1),
         extra=extra,
@@ -262,6 +328,11 @@ def measure_buffers(model: nn.Module, state: Tensors, batches: Iterable[Inputs])
     for norm, momentum in momenta.items():
         norm.momentum = momentum
     return {name: buffer.cpu().clone() for name, buffer in changing_buffers(model, state).items()}
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def changing_buffers(model: nn.Module, state: Tensors) -> Tensors:

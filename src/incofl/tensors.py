@@ -41,12 +41,18 @@ def norm(tensor: Tensor) -> float:
 
 def num_bytes(a: Mapping[str, Tensor]) -> int:
     """Bytes of the elements, as they would cross a network uncompressed."""
-    return sum(value.numel() * value.element_size() for value in a.values())
+    return sum(value.nbytes for value in a.values())
 
 
 def all_finite(a: Mapping[str, Tensor]) -> bool:
     """Whether no element is NaN or infinite."""
     return all(bool(torch.isfinite(value).all()) for value in a.values())
+
+
+def all_bounded(values: Sequence[Tensor], most: float) -> bool:
+    """Whether the norm of every tensor is at most a bound; none with a NaN in it is. Counters are whole numbers."""
+    norms = torch._foreach_norm([x if x.is_floating_point() else x.to(torch.get_default_dtype()) for x in values])
+    return not norms or bool((torch.stack([x.float() for x in norms]) <= most).all())
 
 
 def map_inputs(f: Callable[[Tensor], _T], inputs: Inputs) -> _T | tuple[_T, ...] | dict[str, _T]:
@@ -77,7 +83,9 @@ def num_examples(inputs: Inputs) -> int:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """One torch thread inside, the previous number afterwards."""
-    before = torch.get_num_threads()
+    if (before := torch.get_num_threads()) == 1:
+        yield
+        return
     torch.set_num_threads(1)
     try:
         yield

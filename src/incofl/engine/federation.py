@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from incofl.client import LocalSettings, Setting, Upload
 from incofl.costs import Cost, costs
 from incofl.data import Data
+from incofl.data.partition import VirtualPartition
 from incofl.errors import ConfigError
 from incofl.method import Method
 from incofl.models import Model
@@ -130,8 +131,16 @@ class Federation:
         """Number of a client's examples of each class; ``None`` for tasks without classes."""
         if not self.task.classes or self.data.classes is None:
             return None
-        held = self.data.train.y[self.partition[client]].flatten()
-        return torch.bincount(held[held >= 0], minlength=self.data.classes)
+        if self._last_labels[0] != client:
+            held = self.data.train.y[self.partition[client]].flatten()
+            self._last_labels[:] = client, torch.bincount(held[held >= 0], minlength=self.data.classes)
+        labels: Tensor = self._last_labels[1]
+        return labels
+
+    def num_examples(self, client: int) -> int:
+        """Number of a client's examples; of a virtual one, without drawing them."""
+        partition = self.partition
+        return partition.examples if isinstance(partition, VirtualPartition) else len(partition[client])
 
     def identified(self, upload: Upload, job: Job) -> Upload:
         """The upload of a job, with what is known of its client."""
@@ -142,7 +151,7 @@ class Federation:
             level=job.level,
             slice=slice_,
             update={name: value for name, value in upload.update.items() if name not in slice_.given},
-            examples=len(self.partition[job.client]),
+            examples=self.num_examples(job.client),
             labels=self.labels(job.client),
         )
 
@@ -204,6 +213,10 @@ class Federation:
         return module.eval()
 
     @cached_property
+    def _last_labels(self) -> list[Any]:
+        return [None, None]  # of which client, and what
+
+    @cached_property
     def _slices(self) -> dict[tuple[int, int, int | None], Slice]:
         return {}
 
@@ -219,4 +232,4 @@ class Federation:
         rng = numpy_rng(self.seed, Purpose.COHORT, round)
         drawn = [clients[at] for at in rng.choice(len(clients), min(size, len(clients)), replace=False, shuffle=False)]
         jobs = [Job(client, self.level_of(client), round) for client in drawn]
-        return sorted(jobs, key=lambda job: (-self.costs[job.level].macs * len(self.partition[job.client]), job.client))
+        return sorted(jobs, key=lambda job: (-self.costs[job.level].macs * self.num_examples(job.client), job.client))

@@ -17,7 +17,7 @@ from incofl.engine.trace import Trace
 from incofl.errors import UploadError
 from incofl.method import Method
 from incofl.server import Server
-from incofl.tensors import Tensors, num_bytes, only
+from incofl.tensors import Tensors, all_bounded, num_bytes, only
 from incofl.transform import Record
 
 
@@ -99,6 +99,9 @@ def check(upload: Upload) -> None:
     if upload.steps == 0:
         raise UploadError(f"{who}: trained on nothing; it has {upload.examples} example(s)")
     parts = ("update of", upload.update), ("update of", upload.extra), ("buffer", upload.buffers)
+    values = [*upload.update.values(), *upload.extra.values(), *upload.buffers.values()]
+    if all_bounded(values, LARGEST_NORM):
+        return
     for what, name, value in ((what, *entry) for what, values in parts for entry in values.items()):
         floats = value.to(torch.promote_types(value.dtype, torch.float32))  # counters are whole numbers
         if not vector_norm(floats) <= LARGEST_NORM:  # so that NaN is refused too

@@ -26,8 +26,10 @@ class UploadNoise:
     deep: Annotated[float, Ge(0)] = 1.0  # to the aggregated update of the deep layers, by methods called ``NAME+noise``
 
     def __call__(self, upload: Upload, context: Context) -> Upload:
+        if not self.uploads:
+            return upload
         rng = torch_rng(context.seed, Purpose.UPLOAD_NOISE, context.round, upload.client)
-        for name in sorted(upload.update) if self.uploads else ():
+        for name in sorted(upload.update):
             add_noise_(upload.update[name], self.uploads, rng)
         return upload
 
