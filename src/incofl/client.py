@@ -20,7 +20,7 @@ from incofl.options import options
 from incofl.schedule import Schedule
 from incofl.split import Slice
 from incofl.task import CLASSIFICATION, Score, Task
-from incofl.tensors import Inputs, Tensors, call, clone
+from incofl.tensors import Inputs, Tensors, call, clone, difference
 
 Batch = tuple[Any, Tensor]  # inputs and targets
 SMALL = 2**18  # parameters of a model whose optimiser is kept between turns
@@ -205,6 +205,9 @@ class Trainee:
         self._changing = [name for name, _ in model.named_buffers() if name in state and name not in frozen]
         self._fixed = list(frozen_norms(model).values())
         self._fused: Fused | None = None
+        self._fits = can_fuse(list(self.parameters.values()))
+        self._small = sum(parameter.numel() for parameter in self.parameters.values()) <= SMALL
+        self._checked: Tensors | None = None  # the last state that fitted
         self._train()
 
     def entry(self, name: str) -> Tensor:
@@ -215,9 +218,12 @@ class Trainee:
     @torch.no_grad()
     def load(self, state: Tensors) -> None:
         """Copies, so what was sent stays as it was however the model moves."""
-        own = [self.entry(name) for name in state] if self._plain and state.keys() == self._tables.keys() else []
-        if own and all(map(_same_shape, own, state.values())):
-            torch._foreach_copy_(own, list(state.values()))
+        if state is not self._checked:
+            same = self._plain and state.keys() == self._tables.keys()
+            fits = same and all(self.entry(name).shape == value.shape for name, value in state.items())
+            self._checked = state if fits else None
+        if self._checked is not None:
+            torch._foreach_copy_([self.entry(name) for name in state], list(state.values()))
         else:
             self.model.load_state_dict(state)
         if not self.model.training:  # it has been evaluated
@@ -226,13 +232,12 @@ class Trainee:
     def optimizer(self, settings: LocalSettings) -> Stepping:
         """An optimiser without a past: clients keep none between rounds."""
         parameters = list(self.parameters.values())
-        if settings.optimizer not in FUSED or not can_fuse(parameters):
+        if settings.optimizer not in FUSED or not self._fits:
             return settings.make_optimizer(parameters)
         kind = FUSED[settings.optimizer]
         made = self._fused if type(self._fused) is kind else kind(parameters)
         made.begin(settings.lr, settings.momentum, settings.nesterov, settings.weight_decay)
-        small = sum(parameter.numel() for parameter in parameters) <= SMALL
-        self._fused = made if small else None  # else its memory had better be free between turns
+        self._fused = made if self._small else None  # else its memory had better be free between turns
         return made
 
     def changing_buffers(self, state: Tensors) -> Tensors:
@@ -243,10 +248,6 @@ class Trainee:
         self.model.train()
         for norm in self._fixed:
             norm.eval()  # else its statistics would move
-
-
-def _same_shape(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape
 
 
 def _loads_plainly(module: nn.Module) -> bool:
@@ -290,8 +291,7 @@ def train(
         total += loss.detach() * count
         counted += count
     with torch.no_grad():
-        update = clone(parameters)
-        torch._foreach_sub_(list(update.values()), [given.state[name].cpu() for name in update])
+        update = difference(parameters, given.state)
         extra, memory = (clone(values) for values in rule.finish(local, update))
     return Upload(
         update=update,

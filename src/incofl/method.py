@@ -67,10 +67,15 @@ class ServerRule:
         layout = server.layout
         shared, private, extra = self._sum(layout), dict[int, Accumulator](), dict[int, Accumulator]()
         squared, weights = self._sum(layout), list[float]()
+        known: dict[int, tuple[Slice, Set[str], Set[str]]] = {}  # by level, its slice, what it keeps and shares
         for uploads in arrivals:
             counted = [self.filter_upload(upload, layout) for upload in uploads]
-            own = {upload.level: self.private(layout, upload.slice) for upload in uploads}
-            common = {level: layout.axes.keys() - names for level, names in own.items()}
+            for upload in uploads:
+                if upload.level not in known or known[upload.level][0] is not upload.slice:
+                    names = self.private(layout, upload.slice)
+                    known[upload.level] = upload.slice, names, layout.axes.keys() - names
+            own = {upload.level: known[upload.level][1] for upload in uploads}
+            common = {level: known[level][2] for level in own}
             shared.add(*(part for upload in counted for part in self._parts(upload, common[upload.level])))
             weights += [self.weight(upload) for upload in counted]
             for upload in counted if self.squares else ():

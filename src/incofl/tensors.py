@@ -25,7 +25,23 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def clone(a: Mapping[str, Tensor]) -> Tensors:
     """A snapshot that later in-place changes of ``a`` cannot reach."""
-    return {name: empty(value.shape, value.dtype).copy_(value.detach()) for name, value in a.items()}
+    return {name: _clone(value.detach()) for name, value in a.items()}
+
+
+def _clone(value: Tensor) -> Tensor:
+    if value.is_cpu:
+        return value.clone(memory_format=memory_format(value.dim()))
+    return empty(value.shape, value.dtype).copy_(value)
+
+
+def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
+    """What ``a`` is more than the entries of ``b`` of the same names; shares memory with neither."""
+    names = [name for name in a if a[name].dim() != 4]
+    others = [b[name] for name in names]
+    less = dict(zip(names, torch._foreach_sub([a[name] for name in names], others) if names else (), strict=True))
+    images = {name: value for name, value in a.items() if value.dim() == 4}  # which have a memory format of their own
+    less |= {name: value.sub_(b[name].cpu()) for name, value in clone(images).items()}
+    return {name: less[name].cpu() for name in a}
 
 
 def only(a: Mapping[str, Tensor], names: Set[str]) -> Tensors:
@@ -51,8 +67,10 @@ def all_finite(a: Mapping[str, Tensor]) -> bool:
 
 def all_bounded(values: Sequence[Tensor], most: float) -> bool:
     """Whether the norm of every tensor is at most a bound; none with a NaN in it is. Counters are whole numbers."""
-    norms = torch._foreach_norm([x if x.is_floating_point() else x.to(torch.get_default_dtype()) for x in values])
-    return not norms or bool((torch.stack([x.float() for x in norms]) <= most).all())
+    norms = torch._foreach_norm([x for x in values if x.is_floating_point()]) if values else ()
+    counters = [x.reshape(-1) for x in values if not x.is_floating_point()]
+    whole = float(torch.cat(counters).to(torch.float64).norm()) if counters else 0.0  # of all together
+    return whole <= most and (not norms or float(torch.stack(norms).max()) <= most)
 
 
 def map_inputs(f: Callable[[Tensor], _T], inputs: Inputs) -> _T | tuple[_T, ...] | dict[str, _T]:

@@ -72,6 +72,7 @@ class Worker:
             case Job():
                 return self.train(server, job, memory)
             case EvalJob(level, start):
+                self._sent.clear()  # the server of a round that is over
                 examples = self._federation.data.test.pick(slice(start, start + EVAL_CHUNK))
                 return self.evaluate(server, level, examples)
             case MeasureJob(level):
@@ -86,6 +87,8 @@ class Worker:
         slice_ = self._federation.slice(job.level, job.round, job.client)
         known = self._sent.get(job.level)
         if known is None or known[0] is not server or known[1] is not slice_:
+            if known is not None and known[0] is not server:
+                self._sent.clear()
             extra = self._federation.method.server.extra_for_client(server, job.level)
             known = server, slice_, slice_.look(server.state(job.level)), slice_.look(extra)
             self._sent[job.level] = known
