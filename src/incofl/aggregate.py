@@ -11,7 +11,7 @@ from torch import Tensor
 from incofl.layout import Axes, Layout
 from incofl.split import Slice
 from incofl.split.slices import cuts
-from incofl.tensors import Tensors, empty, only
+from incofl.tensors import Tensors, empty, one_thread, only
 
 _CHUNK = 2**18  # elements of a sum that stay in a core's cache while several uploads are added to them
 
@@ -77,6 +77,27 @@ class Accumulator:
             # Neighbours that hold the same positions are added together; their order is kept.
             for _, same in itertools.groupby(holders, key=lambda p: None if name in p.slice.whole else id(p.slice)):
                 self._add(name, list(same))
+
+    def add_stack(
+        self, slice_: Slice, values: Mapping[str, Tensor], weights: Sequence[float], normalisers: Sequence[float]
+    ) -> None:
+        """Adds what clients of one slice uploaded together, in one sum; always on one thread, for the same bits."""
+        factors = [weight / normaliser for weight, normaliser in zip(weights, normalisers, strict=True)]
+        factor = torch.tensor(factors, dtype=self._dtype) if set(factors) != {1.0} else None
+
+        def total(stacked: Tensor) -> Tensor:
+            wide = stacked.to(self._dtype if stacked.is_floating_point() else torch.float64)
+            return (wide if factor is None else wide * factor.view(-1, *[1] * (wide.dim() - 1)).to(wide)).sum(0)
+
+        with one_thread():
+            summed = {name: total(value) for name, value in values.items()}
+        for name, value in values.items():  # the type of what is averaged, not that of its sum
+            self._sum_of(name, value)
+        key = id(slice_), frozenset(values)
+        _, weight, normaliser = self._weights.get(key, (slice_, 0.0, 0.0))
+        products = (w * n for w, n in zip(weights, normalisers, strict=True))
+        self._weights[key] = slice_, weight + sum(weights), normaliser + sum(products)
+        slice_.put(summed, self._sum)
 
     def mean(self) -> CoveredMean:
         """Sum over weight where somebody held the position; the sums become the means, so it can be called once."""

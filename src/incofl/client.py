@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from annotated_types import Ge, Gt, Lt
@@ -18,9 +18,9 @@ from incofl.layout import Layout, frozen_entries, frozen_norms
 from incofl.optimizers import FUSED, Fused, Stepping, can_fuse
 from incofl.options import options
 from incofl.schedule import Schedule
-from incofl.split import Slice
 from incofl.task import CLASSIFICATION, Score, Task
 from incofl.tensors import Inputs, Tensors, call, clone, difference
+from incofl.upload import Upload as Upload
 
 Batch = tuple[Any, Tensor]  # inputs and targets
 SMALL = 2**18  # parameters of a model whose optimiser is kept between turns
@@ -85,24 +85,6 @@ class ClientInput:
     round: int = 0  # from 0 on
 
 
-@dataclass(frozen=True)
-class Upload:
-    """What comes of a client's turn, in the coordinates of its slice."""
-
-    client: int = 0
-    level: int = 0
-    slice: Slice = field(default_factory=lambda: Slice({}, {}))  # the part of the server model that it holds
-    update: Tensors = field(default_factory=dict)  # of the trained parameters: new minus received
-    buffers: Tensors = field(default_factory=dict)  # their new values
-    examples: int = 0
-    steps: int = 0  # of the optimiser
-    loss: float = 0.0  # mean over the targets of all epochs
-    extra: Tensors = field(default_factory=dict)  # what the method uploads in addition
-    memory: Tensors = field(default_factory=dict)  # stays with the client for its next turn; no server rule may read it
-    labels: Tensor | None = None  # as in ``ClientInput``
-    normaliser: float = 1.0  # see ``ClientRule.normaliser``
-
-
 @dataclass
 class Local:
     """What a client rule may look at and change during one turn."""
@@ -147,6 +129,11 @@ class Setting:
 @dataclass(frozen=True)
 class ClientRule:
     """The client half of a method: hooks of the one loop, and hyper-parameters. What changes is in ``Local``."""
+
+    # Whether the hooks that a class defines also take clients side by side (``engine.vectorise``): ``loss`` is then a
+    # function of parameters and batch alone, and the others treat every element of a tensor by itself, whose first
+    # dimension may be the clients; a memory that a client does not have yet may be zeros.
+    stacks: ClassVar[bool] = True
 
     def memory(self, layout: Layout) -> frozenset[str]:
         """The entries, by the server's names, that a client keeps from turn to turn."""
@@ -213,7 +200,8 @@ class Trainee:
     def entry(self, name: str) -> Tensor:
         """A tensor of the state."""
         table, key = self._tables[name]
-        return table[key]
+        value: Tensor = table[key]
+        return value
 
     @torch.no_grad()
     def load(self, state: Tensors) -> None:

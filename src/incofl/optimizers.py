@@ -1,4 +1,4 @@
-"""The built-in optimisers, as torch's fused kernels on lists of tensors: the bits of ``torch.optim`` without its objects.
+"""The built-in optimisers: torch's fused kernels on lists of tensors, the bits of ``torch.optim`` without its objects.
 
 To build an optimiser of ``torch.optim`` and to call it takes longer than the step of a small model itself.
 """
@@ -34,6 +34,10 @@ class Fused:
         """Moves the parameters."""
         raise NotImplementedError
 
+    def narrow(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Goes on with the first rows of all parameters."""
+        self._parameters = list(parameters)
+
     def zero_grad(self) -> None:
         """Forgets the gradients."""
         for parameter in self._parameters:
@@ -57,6 +61,11 @@ class FusedAdam(Fused):
         super().begin(lr, momentum, nesterov, weight_decay)
         for state in (self._means, self._squares, self._steps):
             torch._foreach_zero_(state)
+
+    def narrow(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().narrow(parameters)
+        for state in (self._means, self._squares):
+            state[:] = [value[: len(own)] for value, own in zip(state, parameters, strict=True)]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -96,6 +105,11 @@ class FusedSGD(Fused):
     def begin(self, lr: float, momentum: float, nesterov: bool, weight_decay: float) -> None:
         super().begin(lr, momentum, nesterov, weight_decay)
         self._velocity: list[Tensor | None] = [None] * len(self._parameters)
+
+    def narrow(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().narrow(parameters)
+        moved = zip(self._velocity, parameters, strict=True)
+        self._velocity = [None if value is None else value[: len(own)] for value, own in moved]
 
     @torch.no_grad()
     def step(self) -> None:

@@ -70,7 +70,9 @@ class VirtualPartition(Sequence[Tensor]):
             return last[1]
         rng = self._stream(client)
         counts = rng.multinomial(self.examples, rng.dirichlet(np.full(len(self._members), self._alpha)))
-        drawn = [own[rng.integers(0, len(own), count)] for own, count in zip(self._members, counts, strict=True) if count]
+        drawn = [
+            own[rng.integers(0, len(own), count)] for own, count in zip(self._members, counts, strict=True) if count
+        ]
         self._last = client, torch.from_numpy(np.concatenate(drawn))
         return self._last[1]
 

@@ -72,6 +72,8 @@ class Federation:
     seed: int = 0  # of every random stream
     device: str = "cpu"
     compile: bool = False  # whether clients train compiled models
+    vectorise: bool | str = False  # whether clients of a level train side by side; ``auto``: where it is faster
+    vectorise_clients: int = 64  # how many at a time
     measured: int = 5000  # number of training examples on which static batch-norm statistics are measured
     open: bool = False  # whether clients may still come to levels that have none: then all levels are in use
     growth: Growth | None = None  # when larger levels open; None: from the start

@@ -8,9 +8,10 @@ import copy
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from incofl.client import ClientInput, Trainee, Upload, evaluate, measure_buffer
 from incofl.data import Examples
 from incofl.data.pipeline import EVAL_BATCH, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
+from incofl.engine.vectorised import Declined, StackJob, Vectorised
 from incofl.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
 from incofl.split import Slice, submodel
@@ -53,7 +55,7 @@ class MeasureJob:
         return f"statistics, level {self.level}"
 
 
-AnyJob = Job | EvalJob | MeasureJob
+AnyJob = Job | StackJob | EvalJob | MeasureJob
 
 
 class Worker:
@@ -64,13 +66,16 @@ class Worker:
         self._modules: dict[tuple[int, bool], nn.Module] = {}  # by level, and whether a client's slice is its own
         self._layouts: dict[nn.Module, torch.memory_format] = {}
         self._trainees: dict[nn.Module, Trainee] = {}
+        self._vectorised: dict[nn.Module, Vectorised | Declined] = {}
         self._sent: dict[int, tuple[Server, Slice, Tensors, Tensors]] = {}  # by level, what its last client received
 
-    def do(self, server: Server, job: AnyJob, memory: Tensors | None = None) -> Upload | Score | Tensors:
-        """Does a job: a client's turn, with what the client remembers; an evaluation; a measurement."""
+    def do(self, server: Server, job: AnyJob, memory: Any = None) -> Sequence[Upload] | Upload | Score | Tensors:
+        """Does a job: turns, with what each client remembers; an evaluation; a measurement."""
         match job:
             case Job():
                 return self.train(server, job, memory)
+            case StackJob(jobs):
+                return self.train_stack(server, jobs, memory or [{}] * len(jobs))
             case EvalJob(level, start):
                 self._sent.clear()  # the server of a round that is over
                 examples = self._federation.data.test.pick(slice(start, start + EVAL_CHUNK))
@@ -81,6 +86,30 @@ class Worker:
     def train(self, server: Server, job: Job, memory: Tensors | None = None) -> Upload:
         """One client's turn, with the slice of the server that it holds."""
         return self.turn(job, *self.sent(server, job), memory)
+
+    def train_stack(self, server: Server, jobs: Sequence[Job], memories: Sequence[Tensors]) -> Sequence[Upload]:
+        """The turns of clients of one level, side by side; one after the other if their batches do not allow it."""
+        try:
+            return self.vectorised(jobs[0]).train(jobs, *self.sent(server, jobs[0]), memories)
+        except Declined:
+            return [self.train(server, job, memory) for job, memory in zip(jobs, memories, strict=True)]
+
+    def vectorised(self, job: Job) -> Vectorised:
+        """The stacked training of a client's level.
+
+        Raises:
+            Declined: if its module cannot be stacked.
+        """
+        module = self.module(job.level, job.round, job.client)
+        if module not in self._vectorised:
+            try:
+                self._vectorised[module] = Vectorised(module, self._federation)
+            except Declined as problem:
+                self._vectorised[module] = problem
+        found = self._vectorised[module]
+        if isinstance(found, Declined):
+            raise found
+        return found
 
     def sent(self, server: Server, job: Job) -> tuple[Tensors, Tensors]:
         """The model and what else a client receives, only to be read: the server does not change during a round."""
