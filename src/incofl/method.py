@@ -83,7 +83,10 @@ class ServerRule:
                 self._add_stack(shared, uploads, shares, counts)
                 kept = keeps | layout.buffers if self.buffers == "per-level" else keeps
                 self._add_stack(private.setdefault(level, self._sum(layout)), uploads, kept, counts)
-                ones, added = [1.0] * len(uploads), extra.setdefault(level if self.separate else SHARED, self._sum(layout))
+                ones, added = (
+                    [1.0] * len(uploads),
+                    extra.setdefault(level if self.separate else SHARED, self._sum(layout)),
+                )
                 added.add_stack(uploads.slice, uploads.extra, ones, ones)
                 continue
             counted = [self.filter_upload(upload, layout) for upload in uploads]

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # of Adam and AdamW, the defaults of torch.optim
 
@@ -23,7 +23,7 @@ class Stepping(Protocol):
 class Fused:
     """An optimiser whose tensors are made once and used for many turns; parameters without a gradient stay."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = list(parameters)
 
     def begin(self, lr: float, momentum: float, nesterov: bool, weight_decay: float) -> None:
@@ -34,7 +34,7 @@ class Fused:
         """Moves the parameters."""
         raise NotImplementedError
 
-    def narrow(self, parameters: Sequence[nn.Parameter]) -> None:
+    def narrow(self, parameters: Sequence[Tensor]) -> None:
         """Goes on with the first rows of all parameters."""
         self._parameters = list(parameters)
 
@@ -52,7 +52,7 @@ class FusedAdam(Fused):
 
     _kernel: Callable[..., None] = staticmethod(torch._fused_adam_)
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__(parameters)
         self._means, self._squares = ([torch.zeros_like(p) for p in self._parameters] for _ in range(2))
         self._steps = [torch.zeros(()) for _ in self._parameters]
@@ -62,7 +62,7 @@ class FusedAdam(Fused):
         for state in (self._means, self._squares, self._steps):
             torch._foreach_zero_(state)
 
-    def narrow(self, parameters: Sequence[nn.Parameter]) -> None:
+    def narrow(self, parameters: Sequence[Tensor]) -> None:
         super().narrow(parameters)
         for state in (self._means, self._squares):
             state[:] = [value[: len(own)] for value, own in zip(state, parameters, strict=True)]
@@ -106,7 +106,7 @@ class FusedSGD(Fused):
         super().begin(lr, momentum, nesterov, weight_decay)
         self._velocity: list[Tensor | None] = [None] * len(self._parameters)
 
-    def narrow(self, parameters: Sequence[nn.Parameter]) -> None:
+    def narrow(self, parameters: Sequence[Tensor]) -> None:
         super().narrow(parameters)
         moved = zip(self._velocity, parameters, strict=True)
         self._velocity = [None if value is None else value[: len(own)] for value, own in moved]
@@ -121,7 +121,8 @@ class FusedSGD(Fused):
         parameters = [self._parameters[at] for at in moving]
         for at in moving if first else ():
             self._velocity[at] = torch.empty_like(self._parameters[at])
-        torch._fused_sgd_(
+        apply: Callable[..., None] = torch._fused_sgd_
+        apply(
             parameters,
             [parameter.grad for parameter in parameters],
             [self._velocity[at] for at in moving] if self._momentum else [],
@@ -138,7 +139,7 @@ class FusedSGD(Fused):
 FUSED: dict[str, type[Fused]] = {"adam": FusedAdam, "adamw": FusedAdamW, "sgd": FusedSGD}
 
 
-def can_fuse(parameters: Sequence[nn.Parameter]) -> bool:
+def can_fuse(parameters: Sequence[Tensor]) -> bool:
     """Whether the kernels take these parameters in one list: of one type of floats, in the memory of the processor."""
     kinds = {(parameter.dtype, parameter.device.type, parameter.layout) for parameter in parameters}
     return len(kinds) == 1 and all(d in (torch.float32, torch.float64) and p == "cpu" for d, p, _ in kinds)

@@ -54,16 +54,21 @@ class UploadStack(Sequence[Upload]):
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[one] for one in range(*at.indices(len(self)))]
-        of_each = {"client": self.clients, "examples": self.examples, "steps": self.steps, "loss": self.losses}
-        tables = {name: {n: x[at] for n, x in getattr(self, name).items()} for name in TABLES}
+
+        def row(table: Tensors) -> Tensors:
+            return {name: value[at] for name, value in table.items()}
+
         return Upload(
+            client=self.clients[at],
             level=self.level,
             slice=self.slice,
+            update=row(self.update),
+            buffers=row(self.buffers),
+            examples=self.examples[at],
+            steps=self.steps[at],
+            loss=self.losses[at],
+            extra=row(self.extra),
+            memory=row(self.memory),
             labels=None if self.labels is None else self.labels[at],
             normaliser=self.normalisers[at],
-            **{name: values[at] for name, values in of_each.items()},
-            **tables,
         )
-
-
-TABLES = ("update", "buffers", "extra", "memory")

@@ -9,6 +9,7 @@ from incofl.engine.vectorised import Declined, StackJob, declined
 from incofl.engine.worker import Worker
 from incofl.server import Server
 
+STACK_BYTES = 2**30  # that the models of a stack may need together, by the estimate of ``incofl plan``
 TURNS = 3  # that are measured to choose; one before them is not
 
 
@@ -37,13 +38,19 @@ class Grouping:
                 filling[job.level] = []
                 stacks.append(filling[job.level])
             filling[job.level].append(job)
-            if len(filling[job.level]) == self._federation.vectorise_clients:
+            if len(filling[job.level]) == self._size(job.level):
                 del filling[job.level]
         return [StackJob(tuple(stack)) if len(stack) > 1 else stack[0] for stack in stacks]
+
+    def _size(self, level: int) -> int:
+        """How many clients of a level train side by side at most."""
+        return min(self._federation.vectorise_clients, STACK_BYTES // max(1, self._federation.costs[level].memory))
 
     def _chosen(self, server: Server, level: int, jobs: Sequence[Job]) -> bool:
         if level not in self.choices:
             reason = declined(self._federation)
+            if reason is None and self._size(level) < 2:
+                reason = f"two models of level {level} need more than {STACK_BYTES >> 30} GiB"
             try:
                 possible = reason is None and bool(self._worker.vectorised(jobs[0]))
             except Declined as problem:
@@ -51,16 +58,17 @@ class Grouping:
             if reason is not None and reason not in self._said:
                 self._said.add(reason)
                 self.say(f"engine.vectorise: clients take turns, because {reason}")
-            wanted = self._federation.vectorise is True or (possible and self._is_faster(server, jobs))
-            self.choices[level] = possible and wanted
+            if possible and self._federation.vectorise == "auto":
+                if len(jobs) < 2:
+                    return False  # too few to measure: another round decides
+                possible = self._is_faster(server, jobs)
+            self.choices[level] = possible
             self.on_choice(level, self.choices[level])
         return self.choices[level]
 
     def _is_faster(self, server: Server, jobs: Sequence[Job]) -> bool:
         """Whether a stack of the first clients takes less time than their turns; what they make of it is forgotten."""
-        stack = StackJob(tuple(jobs[: self._federation.vectorise_clients]))
-        if len(stack.jobs) < 2:
-            return False
+        stack = StackJob(tuple(jobs[: self._size(jobs[0].level)]))
 
         def seconds(job: Job | StackJob) -> float:
             start = perf_counter()

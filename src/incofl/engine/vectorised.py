@@ -1,10 +1,10 @@
 """Clients side by side: those of one level train as one batched computation whose first dimension are the clients.
 
 ``torch.func.vmap`` makes of one client's forward pass that of a stack of models; the gradient of the sum of their
-losses is every client's own gradient, and optimisers work element by element anyway. Clients are ordered by their number of
-steps, so that those who still train are the first k of the stack. A shorter batch is padded with its first example,
-which the loss and batch norm leave out. Draws are those of a turn: the same batches, and dropout from each client's own
-seed. What cannot be done this way is ``Declined``, with the reason.
+losses is every client's own gradient, and optimisers work element by element anyway. Clients are ordered by their
+number of steps, so that those who still train are the first k of the stack. A shorter batch is padded with its first
+example, which the loss and batch norm leave out. Draws are those of a turn: the same batches, and dropout from each
+client's own seed. What cannot be done this way is ``Declined``, with the reason.
 """
 
 import copy
@@ -18,11 +18,11 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from incofl.client import ClientInput, ClientRule, Local, Trainee, changing_buffers, trained_parameters
+from incofl.client import Batch, ClientInput, ClientRule, Local, Trainee, changing_buffers, trained_parameters
 from incofl.data.pipeline import as_target, local_batches, local_indices
 from incofl.engine.federation import Federation, Job
 from incofl.optimizers import FUSED, can_fuse
-from incofl.seeds import Purpose, seed_of, torch_rng
+from incofl.seeds import Purpose, torch_rng
 from incofl.task import IGNORED, TASKS, Task
 from incofl.tensors import Inputs, Tensors, map_inputs, one_thread
 from incofl.upload import UploadStack
@@ -107,8 +107,8 @@ class Vectorised:
         """The turns of some clients from what they received; what each remembers is empty in its first turn."""
         f, first = self._federation, jobs[0]
         parts = [f.partition[job.client] for job in jobs]
-        seeds = [seed_of(f.seed, Purpose.LAYERS, job.round, job.client) for job in jobs]
-        self._side.generators = [Generator().manual_seed(seed) for seed in seeds] if draws(self._module) else []
+        drawing = jobs if draws(self._module) else ()
+        self._side.generators = [torch_rng(f.seed, Purpose.LAYERS, job.round, job.client) for job in drawing]
         labels = count_labels(f, parts)
         given = ClientInput(
             state={name: value.expand(len(jobs), *value.shape) for name, value in state.items()},
@@ -139,7 +139,7 @@ class Vectorised:
         vars(whole)["parameters"] = stack
         rule.begin(whole)
         local, leaves = whole, dict[str, Tensor]()
-        optimizer = FUSED[f.local.optimizer](list(stack.values()))  # type: ignore[arg-type]  # tensors will do
+        optimizer = FUSED[f.local.optimizer](list(stack.values()))
         optimizer.begin(whole.settings.lr, f.local.momentum, f.local.nesterov, f.local.weight_decay)
         for number, step in enumerate(batches):
             active = len(step.sizes)
@@ -270,14 +270,8 @@ def steps_of(f: Federation, jobs: Sequence[Job], parts: Sequence[Tensor]) -> Ite
         turns = [local_batches(examples, part, pipeline, f.local, rng) for part, rng in zip(parts, rngs, strict=True)]
         while batches := [batch for turn in turns if (batch := next(turn, None)) is not None]:
             sizes = [len(y) for _, y in batches]
-            rows = [[at if at < size else 0 for at in range(max(sizes))] for size in sizes]
-            padded_x = [map_inputs(lambda v, r=row: v[r], x) for row, (x, _) in zip(rows, batches, strict=True)]
-            yield step_of(
-                f.task,
-                stack_inputs(padded_x),
-                torch.stack([y[r] for r, (_, y) in zip(rows, batches, strict=True)]),
-                sizes,
-            )
+            full = [padded_batch(batch, max(sizes)) for batch in batches]
+            yield step_of(f.task, stack_inputs([x for x, _ in full]), torch.stack([y for _, y in full]), sizes)
             turns = turns[: len(batches)]
         return
     orders = [list(local_indices(part, f.local, rng)) for part, rng in zip(parts, rngs, strict=True)]
@@ -292,7 +286,15 @@ def steps_of(f: Federation, jobs: Sequence[Job], parts: Sequence[Tensor]) -> Ite
         def unflat(tensor: Tensor, shape: tuple[int, int] = (len(chosen), length)) -> Tensor:
             return tensor.view(*shape, *tensor.shape[1:])
 
-        yield step_of(f.task, map_inputs(unflat, pipeline.test(picked.x)), unflat(as_target(picked.y)), sizes)
+        x: Inputs = map_inputs(unflat, pipeline.test(picked.x))
+        yield step_of(f.task, x, unflat(as_target(picked.y)), sizes)
+
+
+def padded_batch(batch: Batch, length: int) -> Batch:
+    """A batch with its first example again in place of those that it lacks."""
+    rows = torch.arange(length)
+    rows[rows >= len(batch[1])] = 0
+    return map_inputs(lambda tensor: tensor[rows], batch[0]), batch[1][rows]
 
 
 def step_of(task: Task, x: Inputs, y: Tensor, sizes: list[int]) -> Step:
@@ -375,7 +377,8 @@ def draws(module: nn.Module) -> bool:
 
 def with_own_layers(module: nn.Module, side: Side) -> nn.Module:
     """A copy of a module in which layers that mix examples or draw do so for each client by itself."""
-    copied = copy.deepcopy(module).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    copied = copy.deepcopy(module)
+    copied.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not among its typed forms
     kinds: list[tuple[type[nn.Module], type[OwnLayer]]] = [
         (nn.modules.batchnorm._BatchNorm, OwnNorm),
         (nn.Dropout, OwnDropout),
@@ -414,8 +417,10 @@ class OwnNorm(OwnLayer):
             layer.running_mean.add_(mean.detach() - layer.running_mean, alpha=layer.momentum)
             layer.running_var.add_(unbiased - layer.running_var, alpha=layer.momentum)
             layer.num_batches_tracked.add_(1)
-        out = centred * (var + layer.eps).rsqrt().view(shape)
-        return out * layer.weight.view(shape) + layer.bias.view(shape) if layer.affine else out
+        out: Tensor = centred * (var + layer.eps).rsqrt().view(shape)
+        if layer.affine:
+            out = out * layer.weight.view(shape) + layer.bias.view(shape)
+        return out
 
 
 class OwnDropout(OwnLayer):
