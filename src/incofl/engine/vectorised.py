@@ -9,6 +9,7 @@ client's own seed. What cannot be done this way is ``Declined``, with the reason
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from incofl.client import Batch, ClientInput, ClientRule, Local, Trainee, changing_buffers, trained_parameters
 from incofl.data.pipeline import as_target, local_batches, local_indices
@@ -190,7 +192,8 @@ class Vectorised:
 
         self._side.sizes = step.sizes
         places = (0, 0, 0, 0, None if mask is None else 0, None if given.labels is None else 0)
-        losses: Tensor = vmap(loss, places, randomness="error")(leaves, buffers, step.x, step.y, mask, given.labels)
+        with sdpa_kernel(SDPBackend.MATH):  # the other ways to compute attention cannot be batched
+            losses: Tensor = vmap(loss, places, randomness="error")(leaves, buffers, step.x, step.y, mask, given.labels)
         return losses
 
     def _finish(self, whole: Local, update: Tensors, steps: list[int]) -> tuple[Tensors, Tensors]:
@@ -227,7 +230,8 @@ class Vectorised:
         self._side.generators = [Generator(), Generator()]
         local = Local(self._module, given, f.local, padded(f.task, self._side))
         try:
-            with one_thread():
+            with one_thread(), warnings.catch_warnings():
+                warnings.filterwarnings("error", "There is a performance drop")  # a loop over the clients
                 for sizes in ([2, 2], [2, 1]) if f.task in TASKS.values() else ([2, 2],):
                     step = Step(map_inputs(example, f.model.example(2)), y.contiguous(), sizes, torch.ones(2))
                     losses = self._losses(local, stack, buffers, fixed, step)
