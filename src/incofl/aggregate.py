@@ -62,6 +62,8 @@ class Accumulator:
         """Adds what some clients uploaded; the sums depend on the order of the clients, not on who comes together."""
         large: dict[str, list[Contribution]] = {}
         for part in parts:
+            if not part.values:
+                continue
             key = id(part.slice), frozenset(part.values)
             _, weight, normaliser = self._weights.get(key, (part.slice, 0.0, 0.0))
             self._weights[key] = part.slice, weight + part.weight, normaliser + part.weight * part.normaliser
@@ -70,7 +72,8 @@ class Accumulator:
             names, views, chosen, long = self._targets[key]
             if names:
                 torch._foreach_add_(views, [part.values[n] for n in names], alpha=part.weight / part.normaliser)
-            part.slice.put(only(part.values, chosen), self._sum, part.weight / part.normaliser)
+            if chosen:
+                part.slice.put(only(part.values, chosen), self._sum, part.weight / part.normaliser)
             for name in long:
                 large.setdefault(name, []).append(part)
         for name, holders in large.items():

@@ -36,12 +36,10 @@ def _clone(value: Tensor) -> Tensor:
 
 def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
     """What ``a`` is more than the entries of ``b`` of the same names; shares memory with neither."""
-    names = [name for name in a if a[name].dim() != 4]
-    others = [b[name] for name in names]
-    less = dict(zip(names, torch._foreach_sub([a[name] for name in names], others) if names else (), strict=True))
-    images = {name: value for name, value in a.items() if value.dim() == 4}  # which have a memory format of their own
-    less |= {name: value.sub_(b[name].cpu()) for name, value in clone(images).items()}
-    return {name: less[name].cpu() for name in a}
+    values = list(a.values())
+    if all(value.is_cpu and value.dim() != 4 for value in values):  # those have a memory format of their own
+        return dict(zip(a, torch._foreach_sub(values, [b[name] for name in a]), strict=True)) if a else {}
+    return {name: value.sub_(b[name].cpu()) for name, value in clone(a).items()}
 
 
 def only(a: Mapping[str, Tensor], names: Set[str]) -> Tensors:
@@ -67,10 +65,12 @@ def all_finite(a: Mapping[str, Tensor]) -> bool:
 
 def all_bounded(values: Sequence[Tensor], most: float) -> bool:
     """Whether the norm of every tensor is at most a bound; none with a NaN in it is. Counters are whole numbers."""
-    norms = torch._foreach_norm([x for x in values if x.is_floating_point()]) if values else ()
-    counters = [x.reshape(-1) for x in values if not x.is_floating_point()]
-    whole = float(torch.cat(counters).to(torch.float64).norm()) if counters else 0.0  # of all together
-    return whole <= most and (not norms or float(torch.stack(norms).max()) <= most)
+    floats = [x for x in values if x.dtype.is_floating_point]
+    if len(floats) < len(values):
+        counters = torch.cat([x.reshape(-1) for x in values if not x.dtype.is_floating_point])
+        if float(counters.to(torch.float64).norm()) > most:  # of all together
+            return False
+    return not floats or float(torch.stack(torch._foreach_norm(floats)).max()) <= most
 
 
 def map_inputs(f: Callable[[Tensor], _T], inputs: Inputs) -> _T | tuple[_T, ...] | dict[str, _T]:

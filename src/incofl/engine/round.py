@@ -105,8 +105,9 @@ class RoundStats:
     def _weigh(self, upload: Upload | UploadStack, clients: int = 1) -> None:
         size = num_bytes(upload.update) + num_bytes(upload.buffers)
         self.bytes_up += size + num_bytes(upload.extra)
-        given = upload.slice.num_bytes(only(self.sent, upload.slice.given))
-        self.bytes_down += size + clients * (given + upload.slice.num_bytes(self.extra_of(upload.level)))
+        slice_, extra = upload.slice, self.extra_of(upload.level)
+        given = slice_.num_bytes(only(self.sent, slice_.given)) if slice_.given else 0
+        self.bytes_down += size + clients * (given + (slice_.num_bytes(extra) if extra else 0))
 
     def _count(self, loss: float, examples: int) -> None:
         self.loss_sum += loss * examples
