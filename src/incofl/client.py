@@ -261,15 +261,18 @@ def train(
     vars(local)["parameters"] = parameters
     optimizer = trainee.optimizer(local.settings)
     rule.begin(local)
+    if smallest is not None:
+        smallest.begin(given.extra)
     total, counted = torch.zeros(()), 0
     for x, y in batches:
         if not (count := task.count(y)):
             continue  # nothing to learn from: the loss, a mean over nothing, would be NaN
         loss = rule.loss(local, x, y)
-        if smallest is not None and (added := smallest.loss(model, task, x, y, local.steps)) is not None:
-            loss = loss + added
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+        if smallest is None:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+        else:
+            loss = smallest.backward(loss, model, task, x, y, local.steps)
         rule.adjust(local)
         if settings.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters.values(), settings.max_grad_norm)
@@ -289,6 +292,7 @@ def train(
         extra=extra,
         memory=memory,
         normaliser=rule.normaliser(settings, local.steps),
+        smallest={} if smallest is None else clone(smallest.statistics),
     )
 
 

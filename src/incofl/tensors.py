@@ -42,7 +42,7 @@ def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
     return {name: value.sub_(b[name].cpu()) for name, value in clone(a).items()}
 
 
-def only(a: Mapping[str, Tensor], names: Set[str]) -> Tensors:
+def only(a: Mapping[str, _T], names: Set[str]) -> dict[str, _T]:
     """The entries that have one of some names."""
     return {name: value for name, value in a.items() if name in names}
 

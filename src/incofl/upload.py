@@ -26,6 +26,7 @@ class Upload:
     memory: Tensors = field(default_factory=dict)  # stays with the client for its next turn; no server rule may read it
     labels: Tensor | None = None  # number of its examples of each class; none for tasks without classes
     normaliser: float = 1.0  # see ``ClientRule.normaliser``
+    smallest: Tensors = field(default_factory=dict)  # statistics of the smallest path in it, where it is trained, too
 
 
 @dataclass(frozen=True)

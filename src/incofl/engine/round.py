@@ -105,6 +105,7 @@ class RoundStats:
     def _weigh(self, upload: Upload | UploadStack, clients: int = 1) -> None:
         size = num_bytes(upload.update) + num_bytes(upload.buffers)
         self.bytes_up += size + num_bytes(upload.extra)
+        self.bytes_up += num_bytes(upload.smallest) if isinstance(upload, Upload) else 0
         slice_, extra = upload.slice, self.extra_of(upload.level)
         given = slice_.num_bytes(only(self.sent, slice_.given)) if slice_.given else 0
         self.bytes_down += size + clients * (given + (slice_.num_bytes(extra) if extra else 0))
@@ -131,8 +132,9 @@ def check(upload: Upload) -> None:
     upload.slice.check(upload.update | upload.buffers, who)
     if upload.steps == 0:
         raise UploadError(f"{who}: trained on nothing; it has {upload.examples} example(s)")
-    parts = ("update of", upload.update), ("update of", upload.extra), ("buffer", upload.buffers)
+    parts = ("update of", upload.update), ("update of", upload.extra), ("buffer", upload.buffers | upload.smallest)
     values = [*upload.update.values(), *upload.extra.values(), *upload.buffers.values()]
+    values += upload.smallest.values()
     if all_bounded(values, LARGEST_NORM):
         return
     for what, name, value in ((what, *entry) for what, values in parts for entry in values.items()):

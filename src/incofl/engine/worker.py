@@ -118,7 +118,7 @@ class Worker:
         if known is None or known[0] is not server or known[1] is not slice_:
             if known is not None and known[0] is not server:
                 self._sent.clear()
-            extra = self._federation.method.server.extra_for_client(server, job.level)
+            extra = self._federation.method.extra_for_client(server, job.level)
             known = server, slice_, slice_.look(server.state(job.level)), slice_.look(extra)
             self._sent[job.level] = known
         return known[2:]
