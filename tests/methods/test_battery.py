@@ -67,7 +67,9 @@ def text_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_two_rounds(name: str, family: str, text_root: Path) -> None:
     """On every family of models, or refused in one line."""
-    config = family_config(family, text_root, f"method={name}")
+    # What starts as the identity hardly moves in two rounds.
+    start = ["split.start=random"] if name.startswith("fedfloor") else []
+    config = family_config(family, text_root, f"method={name}", *start)
     if name.endswith("bn") and family not in ("tiny-resnet", "tiny-mlp", "tiny-resnet-1d"):
         with pytest.raises(ConfigError, match="fedbn needs a model with batch norm"):
             build(config)

@@ -119,6 +119,10 @@ class EngineConfig:
     address: str | None = None
     device: str = "cpu"  # torch device of the clients' training; devices other than ``cpu`` are untested
     compile: bool = False  # ``torch.compile``: a minute per level and process, which hardly pays on a CPU
+    # train clients of a level side by side, as one batched computation, where method and model can: much faster for
+    # small models and few examples, equal to turns up to rounding; ``auto``: where that is faster (docs/speed.md)
+    vectorise: bool | Literal["auto"] = False
+    vectorise_clients: Annotated[int, Ge(2)] = 64  # how many at a time; memory grows with it
     trace: bool = False  # write a timeline of the run, ``trace.json``, for Perfetto or chrome://tracing
     client_memory: Count = 2**30  # bytes of client memory that are kept in RAM; the rest is on disk
 

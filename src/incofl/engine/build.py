@@ -188,6 +188,8 @@ def outline(config: Config) -> Federation:
         seed=config.seed,
         device=config.engine.device,
         compile=config.engine.compile,
+        vectorise=config.engine.vectorise,
+        vectorise_clients=config.engine.vectorise_clients,
         measured=config.eval.measured,
         growth=growth if method.level == "own" else None,
     )

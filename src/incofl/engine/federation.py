@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from incofl.client import LocalSettings, Setting, Upload
 from incofl.costs import Cost, costs
 from incofl.data import Data
+from incofl.data.partition import VirtualPartition
 from incofl.errors import ConfigError
 from incofl.method import Method
 from incofl.models import Model
@@ -72,6 +73,8 @@ class Federation:
     seed: int = 0  # of every random stream
     device: str = "cpu"
     compile: bool = False  # whether clients train compiled models
+    vectorise: bool | str = False  # whether clients of a level train side by side; ``auto``: where it is faster
+    vectorise_clients: int = 64  # how many at a time
     measured: int = 5000  # number of training examples on which static batch-norm statistics are measured
     open: bool = False  # whether clients may still come to levels that have none: then all levels are in use
     growth: Growth | None = None  # when larger levels open; None: from the start
@@ -132,8 +135,16 @@ class Federation:
         """Number of a client's examples of each class; ``None`` for tasks without classes."""
         if not self.task.classes or self.data.classes is None:
             return None
-        held = self.data.train.y[self.partition[client]].flatten()
-        return torch.bincount(held[held >= 0], minlength=self.data.classes)
+        if self._last_labels[0] != client:
+            held = self.data.train.y[self.partition[client]].flatten()
+            self._last_labels[:] = client, torch.bincount(held[held >= 0], minlength=self.data.classes)
+        labels: Tensor = self._last_labels[1]
+        return labels
+
+    def num_examples(self, client: int) -> int:
+        """Number of a client's examples; of a virtual one, without drawing them."""
+        partition = self.partition
+        return partition.examples if isinstance(partition, VirtualPartition) else len(partition[client])
 
     def identified(self, upload: Upload, job: Job) -> Upload:
         """The upload of a job, with what is known of its client."""
@@ -144,7 +155,7 @@ class Federation:
             level=job.level,
             slice=slice_,
             update={name: value for name, value in upload.update.items() if name not in slice_.given},
-            examples=len(self.partition[job.client]),
+            examples=self.num_examples(job.client),
             labels=self.labels(job.client),
         )
 
@@ -213,6 +224,10 @@ class Federation:
         return (module if exit is None else end_at(module, self.model.layout, slice_, exit)).eval()
 
     @cached_property
+    def _last_labels(self) -> list[Any]:
+        return [None, None]  # of which client, and what
+
+    @cached_property
     def _slices(self) -> dict[tuple[int, int, int | None, Drawn], Slice]:
         return {}
 
@@ -234,7 +249,7 @@ class Federation:
         depend on who finishes first.
         """
         jobs = [Job(client, self.level_of(client), round) for client in clients]
-        jobs.sort(key=lambda job: (-self.costs[job.level].macs * len(self.partition[job.client]), job.client))
+        jobs.sort(key=lambda job: (-self.costs[job.level].macs * self.num_examples(job.client), job.client))
         counts: Mapping[str, Tensor] = {} if server is None else server.extra.get(COUNTS, {})
         for at, job in enumerate(jobs):
             drawn, counts = self.splitter.draw(self.model.layout, counts, job.level, round, job.client)

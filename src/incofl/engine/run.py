@@ -161,6 +161,10 @@ class Run:
         left = config.rounds - self.server.round
         self._executor = self._backend.executor(config, federation, left, self._trace)
         stack.callback(self._executor.close)
+        grouping = self._executor.grouping
+        grouping.choices, grouping.say = folder.load_choices(), self._progress.noted
+        if config.engine.vectorise == "auto":  # what was measured once holds for the whole run, also when it is resumed
+            grouping.on_choice = lambda level, chosen: folder.save_choices(grouping.choices)
 
     def _finish(self) -> None:
         """Writes the summary; an interruption may have come between a record and its checkpoint, or right after."""

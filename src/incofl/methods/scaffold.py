@@ -15,7 +15,7 @@ weights of a random network, corrects batch-norm statistics and counters too, di
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Le
@@ -34,6 +34,7 @@ from incofl.transform import SHARED
 class Scaffold(ClientRule):
     """The client half, which keeps c_i and uploads its change."""
 
+    stacks: ClassVar[bool] = True
     # factor of c - c_i; smaller where variates are stale, because clients are drawn rarely
     correction_scale: Annotated[float, Ge(0), Le(1)] = 1.0
     # what N is: the clients that hold a position (``holders``), or ``all``, as in NIID-Bench
