@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from incofl.statistics import mean_and_half_width
+from incofl.statistics import Estimate
 
 HERE = Path(__file__).parent
 IMAGES = HERE / "images"
@@ -42,8 +42,8 @@ def save(figure: Figure, name: str) -> None:
 
 def intervals(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Means over the seeds (rows), and half widths of their 95 % confidence intervals; 0 for one seed."""
-    found = [mean_and_half_width(column) for column in values.T]
-    return np.array([mean for mean, _ in found]), np.array([half or 0.0 for _, half in found])
+    found = [Estimate.of(column) for column in values.T]
+    return np.array([one.mean for one in found]), np.array([one.half_width or 0.0 for one in found])
 
 
 def demo(folder: Path) -> None:

@@ -18,6 +18,7 @@ from incofl.layout import Layout, frozen_entries, frozen_norms
 from incofl.optimizers import FUSED, Fused, Stepping, can_fuse
 from incofl.options import options
 from incofl.schedule import Schedule
+from incofl.split import Splitter
 from incofl.task import CLASSIFICATION, Score, Task
 from incofl.tensors import Inputs, Tensors, call, clone, difference
 from incofl.upload import Upload as Upload
@@ -156,6 +157,13 @@ class ClientRule:
 
     def prepare(self, model: nn.Module, layout: Layout) -> None:
         """Called once per sub-model, after it has been built: the place for hooks on layers."""
+
+    def nest(self, model: nn.Module, layout: Layout, splitter: Splitter, level: int) -> None:
+        """Called once per sub-model with the splitter that cut it and its level: the place for models inside it."""
+
+    def passes(self, level: int) -> Sequence[float]:
+        """How often, on average, a step of a level computes the path of each level up to its own."""
+        return [0.0] * level + [1.0]
 
     def begin(self, local: Local) -> None:
         """Called before the first step, with the received weights in place."""

@@ -113,10 +113,10 @@ class ServerRule:
         if self.buffers == "by-width":
             above = {level: slice_ for level, (slice_, _) in server.population.items() if level or not self.anchored}
             own_means |= pooled_by_width(own_means, above, layout.buffers)
-        changes = Changes(shared.mean(), own_means)
         unit = sum(weights) / max(len(weights), 1) or 1.0
+        changes = Changes(shared.mean(), own_means, unit=unit)
         new = self.update_state(server, changes, {group: total.mean() for group, total in extra.items()})
-        return dataclasses.replace(changes, extra=new, states=server.states, unit=unit, squares=squared.mean().values)
+        return dataclasses.replace(changes, extra=new, states=server.states, squares=squared.mean().values)
 
     def update_state(self, server: Server, changes: Changes, extra: Mapping[int, CoveredMean]) -> Mapping[str, Tensors]:
         """The new ``server.extra``, from the mean extra uploads: by level if levels are separate, else ``SHARED``."""

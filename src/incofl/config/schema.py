@@ -73,6 +73,8 @@ class SplitConfig:
     levels: Count | tuple[int | float | tuple[int, ...], ...] | Literal["auto"] = "auto"
     # with hetero or rank splitting: ``full``, ``scaled`` (the same share of blocks), or blocks per stage per level
     depth: Literal["full", "scaled"] | tuple[int | tuple[int, ...], ...] = "full"
+    # how a share of the channels is rounded to a whole number of them, which is 1 at least
+    rounding: Literal["up", "down"] = "up"
     # number of clients of each level; left out, groups are equal. The first clients are the smallest
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None
     # ``random``, or ``identity``: what not every level holds begins without effect, so that all levels start as the

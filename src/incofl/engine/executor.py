@@ -101,7 +101,7 @@ class Executor(ABC):
             return [self._recall(one) for one in job.jobs]
         if not isinstance(job, Job):
             return {}
-        return self._store.get(job.client, self._federation.slice(job.level, job.round, job.client))
+        return self._store.get(job.client, self._federation.slice_of(job))
 
 
 class InProcess(Executor):

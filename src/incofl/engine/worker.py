@@ -114,7 +114,7 @@ class Worker:
 
     def sent(self, server: Server, job: Job) -> tuple[Tensors, Tensors]:
         """The model and what else a client receives, only to be read: the server does not change during a round."""
-        slice_ = self._federation.slice(job.level, job.round, job.client)
+        slice_ = self._federation.slice_of(job)
         known = self._sent.get(job.level)
         if known is None or known[0] is not server or known[1] is not slice_:
             if known is not None and known[0] is not server:
@@ -194,6 +194,7 @@ class Worker:
             self._modules[key] = module.to(memory_format=layout)  # type: ignore[call-overload]  # not among its typed forms
             self._layouts[module] = layout
             f.method.client.prepare(module, f.model.layout)
+            f.method.client.nest(module, f.model.layout, f.splitter, level)
             if f.compile:
                 module.compile()  # happens at the first batch
         return self._modules[key]
