@@ -58,7 +58,7 @@ def declined(federation: Federation) -> str | None:
 
 def stackable(rule: ClientRule) -> bool:
     """Whether every class that says what a rule does says that its hooks take stacks, too."""
-    hooks = {"begin", "loss", "adjust", "correct", "finish", "prepare"}
+    hooks = {"begin", "loss", "adjust", "correct", "finish", "prepare", "nest"}
     return all(vars(kind).get("stacks", False) for kind in type(rule).__mro__ if hooks & vars(kind).keys())
 
 
