@@ -1,6 +1,7 @@
 """Many clients with little to do: a turn, and clients side by side, against the bare training steps.
 
-usage: python benchmarks/small_clients.py [--repeats 5] [--cohorts 100,1000,10000,100000] [--before SRC] [--name NAME]
+usage: python benchmarks/small_clients.py [--repeats 5] [--work 20x1,20x5,200x1,200x5] [--before SRC]
+                                          [--cohorts 100,1000,10000,100000] [--name NAME]
 
 Models of a few thousand parameters on the embedded digits, 20 or 200 examples a client, 1 or 5 epochs of batches of 20.
 The bare steps are those of benchmarks/efficiency.py: the same batches and fused optimiser on a model that is there, and
@@ -127,8 +128,8 @@ def serve() -> None:
         print(case.round(stacked=False), flush=True)
 
 
-def compare(repeats: int, before: str | None) -> list[dict[str, Any]]:
-    """All cases, the ways in turn."""
+def compare(work: list[tuple[int, int]], repeats: int, before: str | None) -> list[dict[str, Any]]:
+    """All models with some amounts of work, the ways in turn."""
     old: Any = None
     if before is not None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([before, os.path.dirname(__file__)])}
@@ -141,7 +142,7 @@ def compare(repeats: int, before: str | None) -> list[dict[str, Any]]:
         )
     measured: list[dict[str, Any]] = []
     for model in MODELS:
-        for examples, epochs in WORK:
+        for examples, epochs in work:
             case = Case(model, examples, epochs)
             for repeat in range(-1, repeats):  # the first is not counted
                 found = {"bare": case.bare(), "turn": case.round(False), "side by side": case.round(True)}
@@ -189,6 +190,7 @@ def cohort(size: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--work", default=",".join(f"{n}x{e}" for n, e in WORK), help="examples x epochs")
     parser.add_argument("--cohorts", default="100,1000,10000,100000", help="sizes, separated by commas; none: empty")
     parser.add_argument("--before", help="the src of an earlier version")
     parser.add_argument("--name", default="small-clients", help="of the results")
@@ -205,10 +207,11 @@ def main() -> None:
         return
     from measure import publish, spread, table
 
-    measured = compare(options.repeats, options.before)
+    work = [(int(examples), int(epochs)) for examples, _, epochs in (w.partition("x") for w in options.work.split(","))]
+    measured = compare(work, options.repeats, options.before)
     rows = []
     for model in MODELS:
-        for examples, epochs in WORK:
+        for examples, epochs in work:
             own = [
                 m["seconds"] for m in measured if (m["model"], m["examples"], m["epochs"]) == (model, examples, epochs)
             ]

@@ -5,7 +5,8 @@ from statistics import median
 from time import perf_counter
 
 from incofl.engine.federation import Federation, Job
-from incofl.engine.vectorised import Declined, StackJob, declined
+from incofl.engine.stacked_batches import Declined
+from incofl.engine.vectorised import StackJob, declined
 from incofl.engine.worker import Worker
 from incofl.server import Server
 

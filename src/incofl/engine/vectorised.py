@@ -7,31 +7,27 @@ example, which the loss and batch norm leave out. Draws are those of a turn: the
 client's own seed. What cannot be done this way is ``Declined``, with the reason.
 """
 
-import copy
 import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from incofl.client import Batch, ClientInput, ClientRule, Local, Trainee, changing_buffers, trained_parameters
-from incofl.data.pipeline import as_target, local_batches, local_indices
+from incofl.client import ClientInput, ClientRule, Local, Trainee, changing_buffers, trained_parameters
+from incofl.data.pipeline import as_target
 from incofl.engine.federation import Federation, Job
+from incofl.engine.stacked_batches import Declined, Step, count_labels, steps_of
+from incofl.engine.stacked_layers import Side, draws, with_own_layers
 from incofl.optimizers import FUSED, can_fuse
 from incofl.seeds import Purpose, torch_rng
-from incofl.task import IGNORED, TASKS, Task
+from incofl.task import TASKS, Task
 from incofl.tensors import Inputs, Tensors, map_inputs, one_thread
 from incofl.upload import UploadStack
-
-
-class Declined(Exception):
-    """Some clients cannot train side by side; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -42,31 +38,6 @@ class StackJob:
 
     def __str__(self) -> str:
         return f"{len(self.jobs)} clients, level {self.jobs[0].level}"
-
-
-@dataclass
-class Step:
-    """A batch of each of the first k clients."""
-
-    x: Inputs  # (k, B, ...)
-    y: Tensor
-    sizes: list[int]  # of the batches, without padding
-    counts: Tensor  # what each loss is the mean of
-
-    @property
-    def mask(self) -> Tensor | None:
-        """Which examples are no padding, (k, B); ``None``: all."""
-        length = self.y.shape[1]
-        return None if min(self.sizes) == length else torch.arange(length) < torch.tensor(self.sizes)[:, None]
-
-
-@dataclass
-class Side:
-    """What the layers of a stack know about the batch."""
-
-    mask: Tensor | None = None  # inside ``vmap`` one client's, (B,)
-    sizes: list[int] = field(default_factory=list)
-    generators: list[Generator] = field(default_factory=list)  # for layers that draw
 
 
 def declined(federation: Federation) -> str | None:
@@ -87,7 +58,7 @@ def declined(federation: Federation) -> str | None:
 
 def stackable(rule: ClientRule) -> bool:
     """Whether every class that says what a rule does says that its hooks take stacks, too."""
-    hooks = {"begin", "loss", "adjust", "correct", "finish", "prepare"}
+    hooks = {"begin", "loss", "adjust", "correct", "finish", "prepare", "nest"}
     return all(vars(kind).get("stacks", False) for kind in type(rule).__mro__ if hooks & vars(kind).keys())
 
 
@@ -266,84 +237,6 @@ def part_of(local: Local, start: int, end: int) -> Local:
     return part
 
 
-def steps_of(f: Federation, jobs: Sequence[Job], parts: Sequence[Tensor]) -> Iterator[Step]:
-    """The batches of all clients, step by step, each as in its own turn."""
-    rngs = [torch_rng(f.seed, Purpose.TRAINING, job.round, job.client) for job in jobs]
-    pipeline, examples = f.data.pipeline, f.data.train
-    if pipeline.draws:
-        turns = [local_batches(examples, part, pipeline, f.local, rng) for part, rng in zip(parts, rngs, strict=True)]
-        while batches := [batch for turn in turns if (batch := next(turn, None)) is not None]:
-            sizes = [len(y) for _, y in batches]
-            full = [padded_batch(batch, max(sizes)) for batch in batches]
-            yield step_of(f.task, stack_inputs([x for x, _ in full]), torch.stack([y for _, y in full]), sizes)
-            turns = turns[: len(batches)]
-        return
-    orders = [list(local_indices(part, f.local, rng)) for part, rng in zip(parts, rngs, strict=True)]
-    for number in range(max(map(len, orders))):
-        chosen = [order[number] for order in orders if len(order) > number]
-        sizes = list(map(len, chosen))
-        length = max(sizes)
-        if min(sizes) < length:
-            chosen = [functional.pad(c, (0, length - len(c)), value=int(c[0])) for c in chosen]
-        picked = examples.pick(torch.cat(chosen))
-
-        def unflat(tensor: Tensor, shape: tuple[int, int] = (len(chosen), length)) -> Tensor:
-            return tensor.view(*shape, *tensor.shape[1:])
-
-        x: Inputs = map_inputs(unflat, pipeline.test(picked.x))
-        yield step_of(f.task, x, unflat(as_target(picked.y)), sizes)
-
-
-def padded_batch(batch: Batch, length: int) -> Batch:
-    """A batch with its first example again in place of those that it lacks."""
-    rows = torch.arange(length)
-    rows[rows >= len(batch[1])] = 0
-    return map_inputs(lambda tensor: tensor[rows], batch[0]), batch[1][rows]
-
-
-def step_of(task: Task, x: Inputs, y: Tensor, sizes: list[int]) -> Step:
-    """A step, with padding that counts in no loss."""
-    step = Step(x, y, sizes, torch.tensor(sizes, dtype=torch.get_default_dtype()))
-    if (mask := step.mask) is not None and task not in TASKS.values():
-        raise Declined("batches of a task of your own have unequal sizes")
-    if task.count is len:
-        return step
-    if mask is not None:
-        step.y = y.masked_fill(~mask.view(*mask.shape, *[1] * (y.dim() - 2)), IGNORED)
-    step.counts = (
-        torch.tensor([task.count(own) for own in step.y])
-        if task not in TASKS.values()
-        else ((step.y != IGNORED).flatten(1).sum(1))
-    )
-    if not bool((step.counts > 0).all()):
-        raise Declined("a batch has nothing to learn from")
-    return step
-
-
-def stack_inputs(inputs: Sequence[Any]) -> Inputs:
-    """Inputs of several clients in one."""
-    first = inputs[0]
-    if isinstance(first, dict):
-        return {name: torch.stack([x[name] for x in inputs]) for name in first}
-    if isinstance(first, tuple):
-        return tuple(torch.stack(column) for column in zip(*inputs, strict=True))
-    return torch.stack(list(inputs))
-
-
-def count_labels(f: Federation, parts: Sequence[Tensor]) -> Tensor | None:
-    """Number of each client's examples of each class; ``None`` for tasks without classes."""
-    if not f.task.classes or f.data.classes is None:
-        return None
-    held = [f.data.train.y[part].flatten() for part in parts] if f.data.train.y.dim() > 1 else None
-    y = f.data.train.y[torch.cat(list(parts))] if held is None else torch.cat(held)
-    lengths = torch.tensor([len(part) for part in (held or parts)])
-    owner = torch.repeat_interleave(torch.arange(len(parts)), lengths)
-    known = y >= 0
-    return torch.bincount((owner * f.data.classes + y)[known], minlength=len(parts) * f.data.classes).view(
-        len(parts), -1
-    )
-
-
 def stacked_memory(memories: Sequence[Tensors]) -> Tensors:
     """What clients remember; zeros for those that have had no turn yet, as rules that take stacks expect."""
     known = next((memory for memory in memories if memory), {})
@@ -372,109 +265,3 @@ def clip(parameters: Any, most: float) -> None:
     factor = (most / (norms + 1e-6)).clamp(max=1)
     for gradient in gradients:
         gradient.mul_(factor.view(-1, *[1] * (gradient.dim() - 1)))
-
-
-def draws(module: nn.Module) -> bool:
-    """Whether a layer draws random numbers in training."""
-    return any(isinstance(layer, OwnDropout) and layer.p > 0 for layer in module.modules())
-
-
-def with_own_layers(module: nn.Module, side: Side) -> nn.Module:
-    """A copy of a module in which layers that mix examples or draw do so for each client by itself."""
-    copied = copy.deepcopy(module)
-    copied.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not among its typed forms
-    kinds: list[tuple[type[nn.Module], type[OwnLayer]]] = [
-        (nn.modules.batchnorm._BatchNorm, OwnNorm),
-        (nn.Dropout, OwnDropout),
-        (nn.LSTM, OwnLstm),
-    ]
-    for layer in copied.modules():
-        for kind, own in kinds:
-            if isinstance(layer, kind):
-                layer.__class__ = type(own.__name__, (own, type(layer)), {})
-                vars(layer)["side"] = side
-    return copied
-
-
-class OwnLayer(nn.Module):
-    """A layer in a stack of models."""
-
-    side: Side
-
-
-class OwnNorm(OwnLayer):
-    """Batch norm over the examples that are no padding."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        layer: Any = self
-        mask = self.side.mask
-        if mask is None or not self.training:
-            return super().forward(x)  # type: ignore[no-any-return]  # that of batch norm
-        dims, shape = [0, *range(2, x.dim())], (1, -1, *[1] * (x.dim() - 2))
-        kept = mask.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
-        count = kept.sum() * (x[0, 0].numel())
-        mean = (x * kept).sum(dims) / count
-        centred = x - mean.view(shape)
-        var = (centred.square() * kept).sum(dims) / count
-        if layer.track_running_stats:
-            unbiased = var.detach() * count / (count - 1)
-            layer.running_mean.add_(mean.detach() - layer.running_mean, alpha=layer.momentum)
-            layer.running_var.add_(unbiased - layer.running_var, alpha=layer.momentum)
-            layer.num_batches_tracked.add_(1)
-        out: Tensor = centred * (var + layer.eps).rsqrt().view(shape)
-        if layer.affine:
-            out = out * layer.weight.view(shape) + layer.bias.view(shape)
-        return out
-
-
-class OwnDropout(OwnLayer):
-    """Dropout from each client's own stream."""
-
-    p: float
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * Noise.apply(x.detach(), self.p, self.side) if self.training and self.p else x  # type: ignore[no-untyped-call]
-
-
-class Noise(torch.autograd.Function):
-    """What a dropout layer multiplies with, drawn as in a turn: of as many examples as the client's batch has."""
-
-    @staticmethod
-    def forward(x: Tensor, p: float, side: Side) -> Tensor:
-        raise NotImplementedError  # only ever inside vmap
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, p: float, side: Side) -> tuple[Tensor, int]:
-        """The noise of all clients."""
-        noise = torch.zeros_like(x.movedim(in_dims[0], 0), memory_format=torch.contiguous_format)
-        for own, size, generator in zip(noise, side.sizes, side.generators, strict=False):
-            own[:size].bernoulli_(1 - p, generator=generator).div_(1 - p)
-        return noise, 0
-
-
-class OwnLstm(OwnLayer):
-    """An LSTM, position by position: the fused one cannot be batched."""
-
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        layer: Any = self
-        if state is not None or layer.bidirectional or layer.proj_size or layer.dropout:
-            raise Declined("an LSTM that has a first state, two directions, a projection or dropout")
-        out = x if layer.batch_first else x.transpose(0, 1)
-        last: list[tuple[Tensor, Tensor]] = []
-        for number in range(layer.num_layers):
-            w_ih, w_hh, *biases = (getattr(layer, name) for name in layer._all_weights[number])
-            fed = functional.linear(out, w_ih, sum(biases) if biases else None)
-            h = c = out.new_zeros(len(out), layer.hidden_size)
-            outputs = []
-            for position in fed.unbind(1):
-                i, f, g, o = (position + functional.linear(h, w_hh)).chunk(4, 1)
-                c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-                h = o.sigmoid() * c.tanh()
-                outputs.append(h)
-            out = torch.stack(outputs, 1)
-            last.append((h, c))
-        ends = tuple(torch.stack(column) for column in zip(*last, strict=True))
-        return (out if layer.batch_first else out.transpose(0, 1)), (ends[0], ends[1])

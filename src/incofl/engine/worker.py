@@ -22,7 +22,8 @@ from incofl.client import ClientInput, Trainee, Upload, evaluate, measure_buffer
 from incofl.data import Examples
 from incofl.data.pipeline import EVAL_BATCH, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
-from incofl.engine.vectorised import Declined, StackJob, Vectorised
+from incofl.engine.stacked_batches import Declined
+from incofl.engine.vectorised import StackJob, Vectorised
 from incofl.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
 from incofl.split import Slice, submodel
