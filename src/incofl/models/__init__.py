@@ -11,7 +11,7 @@ from torch import nn
 
 from incofl.errors import ConfigError, nearest
 from incofl.layout import Layout
-from incofl.models.custom import Factory, arguments_of, as_pair, check_module, make_custom
+from incofl.models.custom import FROM_DATA, SIZES, Factory, arguments_of, as_pair, check_module, make_custom
 from incofl.models.hf import PREFIX, make_hf
 from incofl.models.model import Extend, Model, ModelOptions, Shape, as_model
 from incofl.models.resnet import DEPTHS, ResNet
@@ -112,7 +112,10 @@ def build_module(model: AnyModel, options: ModelOptions) -> Made:
 
 
 def _check(name: str, family: Family, options: ModelOptions) -> None:
-    """Refuses data that a built-in model cannot read."""
+    """Refuses data that a built-in model cannot read, and options that are keys of ``model`` or of the data."""
+    if known := [key for key in options.options if key in ("width", "stem", *SIZES, *FROM_DATA)]:
+        hint = f"write model.{known[0]}" if known[0] not in FROM_DATA else "it follows from the data"
+        raise ConfigError(f"model.options.{known[0]}: expected none: {hint}")
     if options.blocks:
         raise ConfigError(f"model.blocks: got {options.blocks[0]!r}, expected none: {name} has its own")
     kinds = {1: "texts"} if options.vocabulary else {2: "signals", 3: "images"}
