@@ -67,8 +67,8 @@ def _read(where: str) -> Tensors:
         raise _refused(f"got {where!r}, expected a .safetensors file: {why}")
     if path.suffix != ".safetensors" and not path.is_file():
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", where):
-            want = f"a .safetensors file, a run folder with a finished round, or a name on the Hub such as {EXAMPLE}"
-            raise _refused(f"got {where!r}, expected {want}")
+            want = f"a .safetensors file or a name on the Hub such as {EXAMPLE}, or a run folder"
+            raise _refused(f"got {where!r}, expected {want} with a finished round")
         path = _download(where)
     if not path.is_file():
         raise _refused(f"{path}: no such file")
