@@ -32,7 +32,7 @@ from incofl.studies.reproduce import is_finished
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 WORDS = 2046
-TAIL = 8  # rounds: the last two evaluations
+TAIL = 6  # rounds: the last two evaluations
 RULES = (
     *("fedit", "covered", "hetlora", "random-ranks", "flexlora", "raflora"),
     *("flora", "ffa", "rolora", "fedex"),
