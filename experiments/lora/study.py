@@ -23,6 +23,7 @@ from incofl.costs import human
 from incofl.data import find_source
 from incofl.data.texts import list_words
 from incofl.engine.build import outline
+from incofl.engine.progress import Progress
 from incofl.engine.run_folder import RunFolder
 from incofl.statistics import Difference, Estimate, holm, paired, plus_minus, tail_mean
 from incofl.studies.compare import Arm, folder_of, markdown, run_arms
@@ -194,6 +195,11 @@ def write(tasks: Sequence[str], data: str, out: Path, wanted: Sequence[int]) -> 
         print(page)
 
 
+def watch(arm: Arm) -> Progress:
+    print(*arm, flush=True)
+    return Progress()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="data")
@@ -212,7 +218,7 @@ def main() -> None:
                 arms = {(name, seed): config_of(task, keys, args.data, args.out, seed) for name, keys in ARMS.items()}
                 left = {a: c for a, c in arms.items() if not is_finished(folder_of(args.out / task, a), c)}
                 if left:
-                    run_arms(left, args.out / task, args.jobs, lambda arm: print(*arm, flush=True) or incofl.Progress())
+                    run_arms(left, args.out / task, args.jobs, watch)
                 write(tasks, args.data, args.out, seeds)
     else:
         write(tasks, args.data, args.out, seeds)

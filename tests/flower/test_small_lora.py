@@ -16,11 +16,11 @@ HEADERS = 8_000  # bytes of a message that are no values: names, types and shape
 
 @pytest.mark.slow
 def test_three_ranks_give_the_bits_of_the_engine_and_send_adapters_only(tmp_path: Path) -> None:
-    write_app(tmp_path / "app", clients=3)
+    write_app(tmp_path / "app", clients=3, more="split.levels = '[2, 4, 8]'\n")
     with Deployment(tmp_path, nodes=3) as fleet:
         for node in range(3):
             fleet.start_node(node, level=node)
-        out = fleet.start_run("lora", method="flexlora", split__levels="[2, 4, 8]", rounds=2, deadline=int(LONG))
+        out = fleet.start_run("lora", method="flexlora", rounds=2, deadline=int(LONG))
         lines = fleet.finished(out, 2, 2 * LONG)
         fleet.ended(out)
     config = load_config(out / "config.toml")
