@@ -33,7 +33,9 @@ def test_three_ranks_give_the_bits_of_the_engine_and_send_adapters_only(tmp_path
         assert row["bytes_down"] == sum(cost.bytes_down for cost in federation.costs)
         for node in row["nodes"]:
             planned = federation.costs[node["level"]]
-            assert planned.bytes_down <= node["bytes_down"] <= planned.bytes_down + HEADERS < frozen + planned.bytes_down
+            assert (
+                planned.bytes_down <= node["bytes_down"] <= planned.bytes_down + HEADERS < frozen + planned.bytes_down
+            )
             assert planned.bytes_up <= node["bytes_up"] <= planned.bytes_up + HEADERS
     incofl.run(config, tmp_path / "here")
     assert comparable(tmp_path / "here") == comparable(out)
