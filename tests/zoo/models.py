@@ -89,7 +89,7 @@ KV = {"num_key_value_heads": 2, "head_dim": 4}
 CONVS: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 3], "num_channels": 3}
 
 for unusable in (transformers.RegNetConfig, transformers.BitConfig):
-    # Some versions of transformers 5 refuse the defaults of these two: they take kinds of blocks for kinds of attention.
+    # Some versions of transformers refuse their own defaults of these two, kinds of blocks, as kinds of attention.
     checks: Any = getattr(unusable, "__class_validators__", [])
     checks[:] = [check for check in checks if check.__name__ != "validate_layer_type"]
 

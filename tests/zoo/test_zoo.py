@@ -84,7 +84,8 @@ def zeroed(module: nn.Module, small: nn.Module, slice_: Slice) -> nn.Module:
             narrow = partial(over_kept, small.get_submodule(path), kept[-1], 1 if first else -1)
             norm.forward = narrow
         if isinstance(norm, nn.Conv2d) and "Standardized" in type(norm).__name__:  # over the inputs that are kept
-            norm.forward = partial(over_kept_weights, small.get_submodule(path), norm.out_channels, *kept[:2])
+            narrow = partial(over_kept_weights, small.get_submodule(path), norm.out_channels, kept[:2])
+            vars(norm)["forward"] = narrow
     return full
 
 
@@ -94,10 +95,9 @@ def over_kept(norm: nn.Module, kept: Any, dim: int, x: Tensor, *others: Any) -> 
     return torch.zeros_like(x).index_copy(dim, at, out.to(x.dtype))
 
 
-def over_kept_weights(conv: nn.Module, size: int, outputs: Any, inputs: Any, x: Tensor) -> Tensor:
-    out = conv(x[:, inputs])
-    at = torch.arange(size)[outputs]
-    return out.new_zeros(len(out), size, *out.shape[2:]).index_copy(1, at, out)
+def over_kept_weights(conv: nn.Module, size: int, kept: tuple[Any, ...], x: Tensor) -> Tensor:
+    out: Tensor = conv(x[:, kept[1]])
+    return out.new_zeros(len(out), size, *out.shape[2:]).index_copy(1, torch.arange(size)[kept[0]], out)
 
 
 CASES = [

@@ -6,12 +6,14 @@ with, always over the clients that hold a layer:
     fedit         everybody has the smallest rank: mean A_k, mean B_k           (Zhang et al., ICASSP 2024)
     covered       the same, of each rank over those that hold it
     hetlora       zeros where a client has no rank, p_k ~ sum over layers of ||B_k A_k||_F  (Cho et al., EMNLP 2024)
-    random-ranks  as ``covered``, for ranks drawn anew in every turn; all others are added to W for the turn (Fed-PLoRA)
+    random-ranks  as ``covered``, for ranks drawn anew in every turn; all others are added to W for the turn (Fed-PLoRA,
+                  Zhang et al., ICLR 2026)
     flexlora      U S and V' of the SVD of sum p_k B_k A_k                      (Bai et al., NeurIPS 2024)
-    raflora       U sqrt(S) and sqrt(S) V' of the sum in which p_k of each rank is over those that hold it (raFLoRA)
+    raflora       U sqrt(S) and sqrt(S) V' of the sum in which p_k of each rank is over those that hold it (raFLoRA,
+                  Wu et al., arXiv:2602.13486)
     flora         W += s sum p_k B_k A_k; then B = 0 and A is drawn anew        (Wang et al., NeurIPS 2024)
     ffa           as ``covered`` with A fixed                                   (Sun et al., ICLR 2024)
-    rolora        as ``covered``, B in the first round, A in the second, ...    (Chen et al., 2024)
+    rolora        as ``covered``, B in the first round, A in the second, ...    (Chen et al., NeurIPS 2025)
     fedex         as ``covered``, and W += s (sum p_k B_k A_k - B A)            (Singhal et al., ACL 2025)
 
 Clients weigh by their examples. No matrix as large as W is made but W itself: the SVD is that of a small matrix between
@@ -21,10 +23,9 @@ In ``hetlora`` clients may drop ranks: with ``hetlora.gamma`` = 0.99 or so, the 
 add ||B||_F ||A||_F to its loss, and it drops them for good if the norm of their product is smaller after a turn than
 before. What is sent stays that of its level.
 
-Differences: a rank that nobody of a cohort holds
-stays as it is in ``hetlora`` and ``raflora``, and an empty one keeps an A with which it can learn. In ``flora`` and
-``fedex`` W changes in every round, and clients are sent it as it is: a client that was absent would need the factors of
-every round that it missed.
+Differences: a rank that nobody of a cohort holds stays as it is in ``hetlora`` and ``raflora``, and an empty one keeps
+an A with which it can learn. In ``flora`` and ``fedex`` W changes in every round, and clients are sent it as it is: a
+client that was absent would need the factors of every round that it missed.
 """
 
 import dataclasses
