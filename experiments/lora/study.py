@@ -46,7 +46,8 @@ ARMS = {
     **{rule: [f"method={rule}", "split.levels=[2,4,8,12,16]"] for rule in RULES},
 }
 TASKS = {"text": "SST-2 after IMDb", "image": "Fashion-MNIST after CIFAR-10"}
-CSV = ("task", "arm", "seed", "commit", "round", "accuracy", "accuracy_by_level", "loss", "bytes_up", "bytes_down")
+CSV = ("task", "arm", "seed", "commit", "round", "accuracy", "accuracy_by_level", "loss")
+CSV = (*CSV, "bytes_up", "bytes_down", "turns")  # of the round
 
 
 class Cell(NamedTuple):
@@ -178,6 +179,7 @@ def write(tasks: Sequence[str], data: str, out: Path, wanted: Sequence[int]) -> 
                     for row in evaluations(folder):
                         levels = " ".join(f"{value:.6f}" for value in row["accuracy_by_level"])
                         named = {**row, "task": task, "arm": name, "seed": seed, "commit": commit}
+                        named["turns"] = len(row["clients"])
                         raw.append([(named | {"accuracy_by_level": levels})[key] for key in CSV])
         seeds = whole[task] = [seed for seed in wanted if all((name, seed) in done for name in ARMS)]
         if seeds:
