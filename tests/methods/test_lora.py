@@ -550,7 +550,7 @@ def pruned_turn(before: float, steps: Sequence[float], gamma: float = 0.5) -> tu
     local = incofl.client.Local(own, incofl.client.ClientInput(state, memory=memory), incofl.client.LocalSettings())
     rule.begin(local)
     x, y = torch.randn(5, 6), torch.zeros(5, dtype=torch.long)
-    extra = float(rule.loss(local, x, y) - incofl.client.ClientRule().loss(local, x, y))
+    extra = float((rule.loss(local, x, y) - incofl.client.ClientRule().loss(local, x, y)).detach())
     with torch.no_grad():
         for name, parameter in local.parameters.items():
             if name.endswith("lora_B.default.weight"):
