@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incofl.aggregate import Accumulator, Contribution
+from incofl.aggregate import Accumulator, Contribution, pooled_by_width
 from incofl.layout import Layout
 from incofl.models import ModelOptions, make_model
 from incofl.server import Changes, Server
@@ -128,3 +128,28 @@ def test_who_arrives_together_does_not_matter(window: Window, monkeypatch: pytes
     for sizes in ((6,), (2, 4), (3, 3), (1, 5)):
         other = result(*sizes)
         assert all(torch.equal(other[name], one_by_one[name]) for name in one_by_one)
+
+
+def test_levels_of_one_width_share_statistics() -> None:
+    """Levels 1 and 2 differ in depth only; 1 has twice the weight of 2; level 0 is narrower; nobody trained level 3."""
+    splitter = Splitter((0.5, 1.0, 1.0, 1.0), ((1, 1), (1, 1), (1, 2), (2, 2)))
+    slices = {level: splitter.slice(LAYOUT, level) for level in range(4)}
+    everywhere = next(name for name in LAYOUT.buffers if name.endswith("bn1.running_mean") and name in slices[0].index)
+    deep = next(name for name in LAYOUT.buffers if name in slices[2].index and name not in slices[1].index)
+    means = {}
+    for level, (value, clients) in enumerate([(9.0, 1), (1.0, 2), (4.0, 1)]):
+        total = Accumulator(LAYOUT)
+        held = {name: slices[level].shapes[name] for name in (everywhere, deep) if name in slices[level].index}
+        for _ in range(clients):
+            values = {name: torch.full(shape, value) for name, shape in held.items()}
+            total.add(Contribution(slices[level], values))
+        means[level] = total.mean()
+    pooled = pooled_by_width(means, slices, LAYOUT.buffers)
+    half = slices[0].shapes[everywhere][0]
+    assert pooled[0].values[everywhere].tolist() == [9.0] * half + [0.0] * half
+    for level in (1, 2, 3):
+        assert torch.equal(pooled[level].values[everywhere], torch.full((2 * half,), 2.0))
+    assert deep not in pooled[1].values
+    assert torch.equal(pooled[2].values[deep], pooled[3].values[deep])
+    assert pooled[3].values[deep].unique().item() == 4.0
+    assert pooled[2].values[everywhere].data_ptr() != pooled[3].values[everywhere].data_ptr()

@@ -11,6 +11,7 @@ import incofl
 from incofl.anchor import within
 from incofl.engine.executor import InProcess
 from incofl.engine.federation import Job
+from incofl.engine.round import RoundStats, run_round
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError
 from incofl.split import submodel
@@ -71,7 +72,14 @@ def test_the_plan_counts_the_smallest_path() -> None:
     halved = tiny_federation("method=heteroavg+anchor", "anchor.every=2").costs
     assert [cost.macs for cost in anchored] == [plain[0].macs, *(cost.macs + plain[0].macs for cost in plain[1:])]
     assert halved[2].macs == plain[2].macs + plain[0].macs // 2
-    assert [cost.bytes_up for cost in anchored] == [cost.bytes_up for cost in plain]
+    federation = tiny_federation()
+    smallest, buffers = federation.slice(0, 0), federation.model.layout.buffers
+    statistics = sum(federation.model.initial[name].nbytes for name in smallest.shapes.keys() & buffers)
+    assert statistics > 0
+    assert [cost.bytes_up for cost in anchored] == [plain[0].bytes_up, *(c.bytes_up + statistics for c in plain[1:])]
+    assert [cost.bytes_down for cost in anchored][2] == plain[2].bytes_down + statistics
+    static = tiny_federation("method=heteroavg+anchor", "buffers=static").costs
+    assert [cost.bytes_up for cost in static] == [cost.bytes_up for cost in plain]
     assert anchored[2].memory > plain[2].memory
 
 
@@ -112,3 +120,40 @@ def test_distillation_needs_classes() -> None:
 
     with pytest.raises(ConfigError, match=r"anchor\.distil: needs a task with classes"):
         build(make_config(config, model=Net, data=data, task=Task(functional.mse_loss)))
+
+
+@pytest.mark.parametrize("split", [("split.kind=stage",), ("split.kind=hetero", "model.width=1")])
+@pytest.mark.parametrize("buffers", ["per-level", "average", "static"])
+def test_without_share_the_smallest_level_is_trained_as_if_everybody_trained_it(
+    split: tuple[str, ...], buffers: str
+) -> None:
+    """Parameters and statistics, after two rounds; whatever the larger levels learn."""
+    common = (*split, f"buffers={buffers}", "local.batch_size=20", "data.limit=200", "data.clients=6", "cohort=4")
+    states = []
+    for method in ("heteroavg+anchor", "allsmall"):
+        share = ("anchor.share=0",) if "anchor" in method else ()
+        federation = tiny_federation(f"method={method}", *share, *common)
+        server = federation.start()
+        for round in range(2):
+            jobs = federation.schedule(round, 4)
+            server = run_round(server, federation.method, jobs, InProcess(federation), RoundStats())
+        states.append(federation.slice(0, 0).take(server.state(0)))
+    ours, theirs = states
+    start = federation.slice(0, 0).take(federation.start().state(0))
+    assert any(job.level for job in jobs) or federation.method.name == "allsmall"
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-6)
+    assert not all(torch.equal(value, start[name]) for name, value in ours.items())
+
+
+def test_with_a_share_the_smallest_level_learns_from_the_larger_ones_too() -> None:
+    common = ("data.limit=200", "data.clients=3", "cohort=1", *ONE_STEP[:3])
+    updates = {}
+    for share in (0.0, 0.25, 1.0):
+        federation = tiny_federation("method=heteroavg+anchor", f"anchor.share={share}", *common)
+        upload = Worker(federation).train(federation.start(), Job(2, 2, 0))
+        updates[share] = federation.slice(0, 0).shapes.keys() & upload.update.keys(), upload.update
+    names, whole = updates[1.0]
+    head = next(name for name in names if name.endswith("fc.weight"))
+    assert not torch.allclose(updates[0.0][1][head], whole[head], atol=1e-5)
+    assert not torch.allclose(updates[0.25][1][head], whole[head], atol=1e-5)

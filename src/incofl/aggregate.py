@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -124,3 +124,45 @@ def spread(layout: Layout, name: str, holders: Sequence[tuple[Slice, float]]) ->
     for slice_, number in holders:
         slice_.put({name: torch.ones((), dtype=torch.float64)}, {name: total}, number)
     return total
+
+
+def pooled_by_width(
+    means: Mapping[int, CoveredMean], slices: Mapping[int, Slice], names: Set[str]
+) -> dict[int, CoveredMean]:
+    """The means of each level, where those of some ``names`` are averaged over all levels of the same width.
+
+    A level that nobody trained gets the mean of the others, too.
+    """
+    groups: list[list[int]] = []
+    for level, slice_ in sorted(slices.items()):
+        group = next((group for group in groups if _same_width(slices[group[0]], slice_)), None)
+        if group is None:
+            groups.append([level])
+        else:
+            group.append(level)
+    found = {}
+    for group in groups:
+        known = [means[level] for level in group if level in means]
+        pooled = {name: _pooled([mean for mean in known if name in mean.values], name) for name in names}
+        for level in group:
+            own = means.get(level, CoveredMean({}, {}))
+            held = {name: pool for name, pool in pooled.items() if pool is not None and name in slices[level].index}
+            values = {name: value.clone() for name, (value, _) in held.items()}
+            if values or own.values:
+                weights = {name: weight for name, (_, weight) in held.items()}
+                found[level] = CoveredMean({**own.values, **values}, {**own.weight, **weights})
+    return found
+
+
+def _same_width(one: Slice, other: Slice) -> bool:
+    return all(one.shapes[name] == other.shapes[name] for name in one.shapes.keys() & other.shapes.keys())
+
+
+def _pooled(means: Sequence[CoveredMean], name: str) -> tuple[Tensor, Tensor] | None:
+    """The mean of some means, and its weight."""
+    if not means:
+        return None
+    weights, values = [mean.weight[name] for mean in means], [mean.values[name] for mean in means]
+    total = torch.stack([weight.expand_as(values[0]) for weight in weights]).sum(0)
+    summed = torch.stack([weight * value for weight, value in zip(weights, values, strict=True)]).sum(0)
+    return (summed / torch.where(total > 0, total, 1)).to(values[0].dtype), total

@@ -5,15 +5,18 @@ every batch, or every few, the loss gets
 
     weight * loss(smallest path, y)  +  distil * t^2 KL(softmax(o / t) || softmax(o_0 / t)),
 
-with o the logits of the client's model, which are not trained by it, and o_0 those of the smallest path. No
-communication is added; a step costs the smallest model's forward and backward pass more.
+with o the logits of the client's model, which are not trained by it, and o_0 those of the smallest path. A ``share`` of
+the gradient of the client's own loss reaches the parameters of the smallest path. With ``share = 0`` they learn for the
+smallest path alone: the smallest level is trained exactly as if everybody trained the smallest model, whatever the
+larger levels add. A step costs the smallest model's forward and backward pass more, and the statistics of the smallest
+level, which all clients measure, travel with every model.
 """
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -21,9 +24,11 @@ from torch.nn import functional
 from incofl.layout import frozen_norms
 from incofl.options import options
 from incofl.split import Slice
-from incofl.split.slices import Index
+from incofl.split.slices import ALL, Index
 from incofl.task import Task
-from incofl.tensors import Inputs
+from incofl.tensors import Inputs, Tensors
+
+SMALLEST = ALL + "smallest/"  # begins the names of the statistics of the smallest level that others receive
 
 
 @options("anchor")
@@ -34,6 +39,8 @@ class Anchor:
     every: Annotated[int, Ge(1)] = 1  # batches
     distil: Annotated[float, Ge(0)] = 0.0  # weight of what it learns from the client's whole model; needs classes
     temperature: Annotated[float, Gt(0)] = 1.0  # of both softmaxes
+    # share of the gradient of the client's own loss that reaches the parameters of the smallest path
+    share: Annotated[float, Ge(0), Le(1)] = 1.0
 
     @property
     def on(self) -> bool:
@@ -49,6 +56,13 @@ class SmallestPath:
     module: nn.Module
     part: Slice  # where the smallest level's parameters lie in those of the larger one
     output: list[Tensor] = field(default_factory=list)  # of the larger model in its last forward pass
+    statistics: Tensors = field(default_factory=dict)  # of the smallest path, where levels have their own
+
+    def begin(self, extra: Tensors) -> None:
+        """Takes over the statistics of the smallest level, if the server sent them."""
+        buffers = dict(self.module.named_buffers())
+        sent = {name.removeprefix(SMALLEST): value for name, value in extra.items() if name.startswith(SMALLEST)}
+        self.statistics = {name: buffers[name].copy_(value) for name, value in sent.items()}
 
     def watch(self, model: nn.Module) -> Any:
         """Notes what the larger model computes, until the returned handle is removed."""
@@ -74,6 +88,21 @@ class SmallestPath:
             t = self.anchor.temperature
             log_p, q = functional.log_softmax(output / t, 1), functional.softmax(teacher / t, 1)
             total = total + self.anchor.distil * t**2 * functional.kl_div(log_p, q, reduction="batchmean")
+        return total
+
+    def backward(self, loss: Tensor, model: nn.Module, task: Task, x: Inputs, y: Tensor, step: int) -> Tensor:
+        """Computes the gradients of the loss of a batch and of the smallest path's, and returns the sum of both."""
+        added = self.loss(model, task, x, y, step)
+        if self.anchor.share < 1:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+            parameters = dict(model.named_parameters())
+            held = {name: p.grad for name in self.part.index if (p := parameters.get(name)) is not None}
+            gradients = {name: gradient for name, gradient in held.items() if gradient is not None}
+            self.part.put(self.part.look(gradients), gradients, self.anchor.share - 1)
+            loss = loss.detach()
+        total = loss if added is None else loss + added
+        if total.requires_grad:
+            total.backward()  # type: ignore[no-untyped-call]
         return total
 
 

@@ -98,6 +98,7 @@ class Upload:
     memory: Tensors = field(default_factory=dict)  # stays with the client for its next turn; no server rule may read it
     labels: Tensor | None = None  # as in ``ClientInput``
     normaliser: float = 1.0  # see ``ClientRule.normaliser``
+    smallest: Tensors = field(default_factory=dict)  # statistics of the smallest path in it, where it is trained, too
 
 
 @dataclass
@@ -207,15 +208,18 @@ def train(
     parameters = local.parameters
     optimizer = local.settings.make_optimizer(parameters.values())
     rule.begin(local)
+    if smallest is not None:
+        smallest.begin(given.extra)
     total, counted = torch.zeros(()), 0
     for x, y in batches:
         if not (count := task.count(y)):
             continue  # nothing to learn from: the loss, a mean over nothing, would be NaN
         loss = rule.loss(local, x, y)
-        if smallest is not None and (added := smallest.loss(model, task, x, y, local.steps)) is not None:
-            loss = loss + added
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+        if smallest is None:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+        else:
+            loss = smallest.backward(loss, model, task, x, y, local.steps)
         rule.adjust(local)
         if settings.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters.values(), settings.max_grad_norm)
@@ -235,6 +239,7 @@ def train(
         extra=extra,
         memory=memory,
         normaliser=rule.normaliser(settings, local.steps),
+        smallest={} if smallest is None else clone(smallest.statistics),
     )
 
 

@@ -17,7 +17,7 @@ from incofl.config import read_toml
 from incofl.errors import ConfigError, nearest
 from incofl.method import Method
 from incofl.models import Model
-from incofl.server import Server
+from incofl.server import Population, Server
 from incofl.split import RANK, Slice, Splitter, kept, submodel
 from incofl.tensors import Inputs, call, map_inputs, only
 
@@ -57,7 +57,8 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
         parameters = sum(math.prod(slice_.shapes[name]) for name in model.layout.parameters & slice_.shapes.keys())
         frozen = sum(math.prod(slice_.shapes[name]) for name in slice_.frozen | slice_.given)
         transfer, given = (slice_.num_bytes(part) for part in (model.initial, only(model.initial, slice_.given)))
-        received, uploaded, held = method_bytes(model, slice_, level, method)
+        population = {0: (splitter.slice(model.layout, 0, 0, client=0), 1), level: (slice_, 1)}
+        received, uploaded, held = method_bytes(model, population, level, method)
         macs, activations = forward_costs(model, slice_, settings.batch_size)
         if method.anchor.on and level:  # the smallest path is trained, too
             macs += smallest[0] // method.anchor.every
@@ -84,16 +85,17 @@ def forward_costs(model: Model, slice_: Slice, batch_size: int) -> tuple[int, in
         return count_macs(module, one), activation_bytes(module, batch)
 
 
-def method_bytes(model: Model, slice_: Slice, level: int, method: Method) -> tuple[int, int, int]:
+def method_bytes(model: Model, population: Population, level: int, method: Method) -> tuple[int, int, int]:
     """The bytes that a client receives, uploads and holds in addition to its model, computed from shapes alone."""
-    layout, client = model.layout, method.client
+    layout, client, slice_ = model.layout, method.client, population[level][0]
     state = {name: value.to("meta") for name, value in model.initial.items()}
     with torch.device("meta"):
-        server = method.server.start(Server(layout, state, population={level: (slice_, 1)}))
-        sent = method.server.extra_for_client(server, level)
+        server = method.server.start(Server(layout, state, population=population))
+        sent = method.extra_for_client(server, level)
     kept = [client.extra(layout), *client.held(layout)]
     uploaded, *held = (slice_.num_bytes({name: state[name] for name in names}) for names in kept)
-    return slice_.num_bytes(sent), uploaded, sum(held)
+    smallest = method.smallest_statistics(layout, population, level)
+    return slice_.num_bytes(sent), uploaded + (smallest.num_bytes(state) if smallest else 0), sum(held)
 
 
 def count_macs(module: nn.Module, example: Inputs) -> int:

@@ -10,19 +10,20 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from incofl.aggregate import Accumulator, Contribution, CoveredMean
-from incofl.anchor import Anchor
+from incofl.aggregate import Accumulator, Contribution, CoveredMean, pooled_by_width
+from incofl.anchor import SMALLEST, Anchor
 from incofl.client import ClientRule, Setting, Upload
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.options import has_options
-from incofl.server import Changes, Server
+from incofl.server import Changes, Population, Server
 from incofl.split import Levels, Slice, SplitRule
 from incofl.tensors import Tensors, only
 from incofl.transform import SHARED, Context, UpdateTransform
 
 Weighting = Literal["uniform", "samples"]
-BufferPolicy = Literal["average", "per-level", "static"]  # all share one; each level its own; measured when evaluated
+# All levels share one; each has its own; levels of one width share one; measured when a level is evaluated.
+BufferPolicy = Literal["average", "per-level", "by-width", "static"]
 ROW_KEYS = frozenset({"round", "accuracy", "accuracy_by_level", "accuracy_on_nodes", "metrics", "loss", "test_loss"})
 ROW_KEYS |= {"clients", "nodes", "rejected", "bytes_up", "bytes_down", "seconds"}  # what a round records anyway
 UploadTransform = Callable[[Upload, Context], Upload]  # may use the memory of the given upload
@@ -36,6 +37,7 @@ class ServerRule:
     precision: Literal["float32", "float64"] = "float32"  # of the running sums
     buffers: BufferPolicy = "per-level"
     separate: bool = False  # levels share nothing: the server keeps one whole model for each
+    anchored: bool = False  # whether the smallest level has statistics of its own in any case, for all clients train it
     squares: bool = False  # whether the squares of updates are averaged, too, for transforms that need their spread
     sets_values: ClassVar[bool] = False  # whether its updates lead to certain values, so that none may be transformed
 
@@ -77,13 +79,21 @@ class ServerRule:
                 squared.add(Contribution(upload.slice, _squares(upload, common[upload.level]), self.weight(upload)))
             for level in own:
                 # Buffers are averaged even where levels keep their own: a level that has none yet starts from that.
-                kept = own[level] | layout.buffers if self.buffers == "per-level" else own[level]
+                apart = self.buffers in ("per-level", "by-width") or (self.anchored and not level)
+                kept = own[level] | layout.buffers if apart else own[level]
                 same = [part for upload in counted if upload.level == level for part in self._parts(upload, kept)]
                 private.setdefault(level, self._sum(layout)).add(*same)
+            if anchored := [upload for upload in counted if upload.smallest]:
+                where, total = server.population[0][0], private.setdefault(0, self._sum(layout))
+                total.add(*(Contribution(where, upload.smallest, self.weight(upload)) for upload in anchored))
             for upload in uploads:
                 group = extra.setdefault(upload.level if self.separate else SHARED, self._sum(layout))
                 group.add(Contribution(upload.slice, upload.extra))
-        changes = Changes(shared.mean(), {level: total.mean() for level, total in private.items()})
+        own_means = {level: total.mean() for level, total in private.items()}
+        if self.buffers == "by-width":
+            above = {level: slice_ for level, (slice_, _) in server.population.items() if level or not self.anchored}
+            own_means |= pooled_by_width(own_means, above, layout.buffers)
+        changes = Changes(shared.mean(), own_means)
         unit = sum(weights) / max(len(weights), 1) or 1.0
         new = self.update_state(server, changes, {group: total.mean() for group, total in extra.items()})
         return dataclasses.replace(changes, extra=new, states=server.states, unit=unit, squares=squared.mean().values)
@@ -145,8 +155,10 @@ class Method:
 
     def check(self, setting: Setting) -> None:
         """Refuses a model or task that the method cannot be used for, with one clear line."""
-        if self.split.window != "prefix" and setting.buffers == "per-level" and setting.layout.buffers:
-            raise ConfigError(f"buffers: got 'per-level', expected 'static' or 'average': {self.name} moves a window")
+        if self.split.window != "prefix" and setting.buffers in ("per-level", "by-width") and setting.layout.buffers:
+            raise ConfigError(
+                f"buffers: got {setting.buffers!r}, expected 'static' or 'average': {self.name} moves a window"
+            )
         if self.server.sets_values and (odd := [t.name for t in self.transforms if not _keeps_updates(t)]):
             raise ConfigError(
                 f"method: {self.name} sets values, which {odd[0]} would spoil, expected no such transform"
@@ -161,6 +173,19 @@ class Method:
     def extend(self, model: torch.nn.Module, layout: Layout, levels: Levels) -> Layout:
         """Adds the method's own layers to the new server model, in place, and returns the layout with them."""
         return self.client.extend(model, self.split.extend(model, layout, levels))
+
+    def smallest_statistics(self, layout: Layout, population: Population, level: int) -> Slice | None:
+        """The statistics of the smallest level that clients of a level receive and upload, for they train it, too."""
+        if not self.anchor.on or not level or 0 not in population or self.server.buffers == "static":
+            return None
+        smallest = population[0][0]
+        return Slice(only(smallest.index, layout.buffers), only(smallest.shapes, layout.buffers))
+
+    def extra_for_client(self, server: Server, level: int) -> Tensors:
+        """What the server sends to a level in addition to the model, in server coordinates."""
+        extra = self.server.extra_for_client(server, level)
+        held = self.smallest_statistics(server.layout, server.population, level)
+        return extra if held is None else extra | {SMALLEST + n: v for n, v in held.look(server.state(0)).items()}
 
     def received(self, arrivals: Iterable[Sequence[Upload]], server: Server) -> Iterator[Sequence[Upload]]:
         """The uploads as the server uses them."""

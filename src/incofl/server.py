@@ -10,6 +10,8 @@ from incofl.split import Slice
 from incofl.tensors import Tensors, only
 from incofl.transform import SHARED, Context, Record, UpdateTransform
 
+Population = Mapping[int, tuple[Slice, int]]  # by level, its slice in the first round and its number of clients
+
 
 @dataclass(frozen=True)
 class Changes:
@@ -55,7 +57,7 @@ class Server:
     round: int = 0  # so it is the number of the next round, counted from 0
     extra: Mapping[str, Tensors] = field(default_factory=dict)  # what a server rule keeps (Scaffold's variate)
     states: Mapping[str, Tensors] = field(default_factory=dict)  # what update transforms keep (moments)
-    population: Mapping[int, tuple[Slice, int]] = field(default_factory=dict)  # a level's first slice, its clients
+    population: Population = field(default_factory=dict)
     seed: int = 0  # of every random stream of the run
 
     def state(self, level: int) -> Tensors:

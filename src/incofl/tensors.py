@@ -28,7 +28,7 @@ def clone(a: Mapping[str, Tensor]) -> Tensors:
     return {name: empty(value.shape, value.dtype).copy_(value.detach()) for name, value in a.items()}
 
 
-def only(a: Mapping[str, Tensor], names: Set[str]) -> Tensors:
+def only(a: Mapping[str, _T], names: Set[str]) -> dict[str, _T]:
     """The entries that have one of some names."""
     return {name: value for name, value in a.items() if name in names}
 

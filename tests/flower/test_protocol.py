@@ -135,7 +135,7 @@ BAD: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "another level": (put("report", "level", 2), "it replies for level 2, expected 1"),
     "another version": (
         put("report", "version", 99),
-        "the report is of version 99 of the messages, expected 3",
+        "the report is of version 99 of the messages, expected 4",
     ),
     "a metric more": (put("report", "bonus", 1), "the report holds 'bonus'"),
     "a metric less": (drop("report", "steps"), "the report lacks 'steps'"),
@@ -224,11 +224,11 @@ def test_orders_and_answers_come_back() -> None:
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ({"version": 3, "client": -1}, r"answer\.client: got -1, expected a whole number from 0"),
-        ({"version": 3, "level": "high"}, r"answer\.level: got 'high', expected"),
-        ({"version": 3, "memory": True}, r"answer\.memory: got True, expected"),
-        ({"version": 1}, "the answer is of version 1 of the messages, expected 3"),
-        ({"version": 3, "secret": 1}, "the answer holds 'secret'"),
+        ({"version": 4, "client": -1}, r"answer\.client: got -1, expected a whole number from 0"),
+        ({"version": 4, "level": "high"}, r"answer\.level: got 'high', expected"),
+        ({"version": 4, "memory": True}, r"answer\.memory: got True, expected"),
+        ({"version": 1}, "the answer is of version 1 of the messages, expected 4"),
+        ({"version": 4, "secret": 1}, "the answer holds 'secret'"),
     ],
 )
 def test_bad_answers_are_refused(record: dict[str, object], reason: str) -> None:
@@ -240,13 +240,13 @@ def test_bad_answers_are_refused(record: dict[str, object], reason: str) -> None
 
 def test_an_order_of_another_version_is_refused_as_such() -> None:
     """Whatever else is in it."""
-    with pytest.raises(Refusal, match="the order is of version 2 of the messages, expected 3"):
+    with pytest.raises(Refusal, match="the order is of version 2 of the messages, expected 4"):
         decode_order(wired(RecordDict({"order": ConfigRecord({"version": 2, "job": 1})})))
 
 
 def test_what_is_said_of_a_bad_value_is_short() -> None:
     for value in ("x" * 10**6, "\x1b[2J\n" * 10**5, [7] * 10**5):
         with pytest.raises(Refusal) as problem:
-            decode_answer(wired(RecordDict({"answer": ConfigRecord({"version": 3, "level": value})})))
+            decode_answer(wired(RecordDict({"answer": ConfigRecord({"version": 4, "level": value})})))
         assert len(str(problem.value)) <= 300
         assert str(problem.value).isprintable()

@@ -7,7 +7,7 @@ import pytest
 from incofl.engine.progress import Progress
 from incofl.errors import ConfigError
 from incofl.studies.gains import DEVICES, Evaluation, gaps, settings
-from incofl.studies.inco import PARTS, Part, collect, load_part, read_csv, tables, write_csv
+from incofl.studies.inco import PARTS, Part, collect, load_part, read_csv, tables, unrecorded, write_csv
 from incofl.studies.reproduce import Scale, Study, arms_of, cells, run_table
 from tests.shell import Shell
 
@@ -71,6 +71,24 @@ def test_a_device_gets_the_largest_trained_level_that_it_can_hold(tmp_path: Path
     assert last["fedavg"].devices == pytest.approx((3 * zero + one) / 4, abs=0.006)
 
 
+def test_what_is_recorded_is_not_run_again(tmp_path: Path) -> None:
+    """Records without their run folders count, as they are when a study goes on elsewhere; a longer run is another."""
+    table = cells(PART.study, PART.scale, seeds=[7])
+    run_table(table, tmp_path, 1, lambda arm: Progress())
+    rows = collect(table, tmp_path / "runs")
+    path = tmp_path / "x.csv"
+    write_csv(path, [row for row in rows if row.arm != "fedavg"])
+    recorded = read_csv(path)
+    (left,) = unrecorded(table, recorded)
+    assert left.row == "fedavg"
+    assert collect(table, tmp_path / "nowhere", recorded) == recorded
+    assert collect(table, tmp_path / "runs", recorded) == rows
+    begun = [row for row in rows if row.round < 2]
+    assert len(unrecorded(table, begun)) == len(table)
+    other = cells(PART.study, PART.scale, ["local.lr=0.5"], seeds=[7])
+    assert len(unrecorded(other, rows)) == len(table)
+
+
 def evaluation(arm: str, seed: int, round: int, *levels: float | None) -> Evaluation:
     known = [level for level in levels if level is not None]
     devices = sum(known) / len(known) if len(known) == len(levels) else None
@@ -81,7 +99,7 @@ def test_csv_and_back(tmp_path: Path) -> None:
     rows = [evaluation("allsmall", 1, 10, 50.0, 50.0), evaluation("largestonly", 2, 20, None, 61.25)]
     write_csv(tmp_path / "x.csv", rows)
     assert read_csv(tmp_path / "x.csv") == rows
-    assert (tmp_path / "x.csv").read_text().splitlines()[2] == ",here,largestonly,accuracy,2,20,,,61.25"
+    assert (tmp_path / "x.csv").read_text().splitlines()[2] == ",,here,largestonly,accuracy,2,20,,,61.25"
 
 
 def test_the_last_third_of_the_evaluations_counts() -> None:
@@ -159,4 +177,4 @@ def test_from_the_command_line(incofl: Shell, tmp_path: Path) -> None:
     assert "--part: got 'e'" in err
     code, out, err = incofl("reproduce", "inco", "--part", "b", "--tables-only", "--out", tmp_path)
     assert (code, err) == (0, "")
-    assert (tmp_path / "inco-b.csv").read_text().startswith("commit,column,arm,metric,seed,round,devices")
+    assert (tmp_path / "inco-b.csv").read_text().startswith("run,commit,column,arm,metric,seed,round,devices")

@@ -49,13 +49,14 @@ def reproduce(
         chosen_part = inco.load_part(part)
         table = study_runs.cells(chosen_part.study, chosen_part.scale, overrides, only)
         folder = (out or Path("runs") / "reproduce" / "inco").expanduser()
-        count = len(study_runs.arms_of(table))
+        left = inco.unrecorded(table, inco.read_csv(inco.records(chosen_part, folder)))
+        count = len(study_runs.arms_of(left))
         if dry:
             typer.echo(f"inco, part {part}: {len(table)} cells, {count} runs")
             return
-        if not tables:
+        if left and not tables:
             with RunDisplay(quiet, count) as display:
-                study_runs.run_table(table, folder, jobs, display.watch)
+                study_runs.run_table(left, folder, jobs, display.watch)
         command = shlex.join(["incofl", "reproduce", "inco", "--part", part, *words])
         typer.echo(f"tables in {inco.save(chosen_part, table, folder, command)}, run folders in {folder / 'runs'}")
         return

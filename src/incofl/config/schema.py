@@ -82,7 +82,8 @@ class SplitConfig:
     # number of clients of each level; left out, groups are equal. The first clients are the smallest
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None
     # ``random``, or ``identity``: what not every level holds begins without effect, so that all levels start as the
-    # function of the smallest; ``auto``: as the method says
+    # function of the smallest; ``identity-if-possible``: at random where the model or its pretrained values do not
+    # allow that; ``auto``: as the method says
     start: Start | Literal["auto"] = "auto"
     # when larger levels open; until then their clients train the largest open one. None: at the start; ``plateau``: one
     # more when the loss stops falling; or one entry for each level but the smallest, a number of rounds or a share of
@@ -165,8 +166,9 @@ class Config:
     rounds: Count = 50  # number of rounds
     method: str = "incoavg"  # one of ``incofl list methods``, or your own ``Method`` as ``package.module:attribute``
     cohort: Count | Annotated[float, Gt(0), Lt(1)] = 0.4  # clients per round: a count, or a ratio below 1
-    # batch-norm statistics: ``per-level`` (each size has its own), ``average`` over all (the paper), ``static``
-    # (measured for each size before an evaluation, on training images), or the method's own
+    # batch-norm statistics: ``per-level`` (each size has its own), ``average`` over all (the paper), ``by-width``
+    # (sizes of one width share theirs), ``static`` (measured for each size before an evaluation, on training images),
+    # or the method's own
     buffers: BufferPolicy | Literal["auto"] = "auto"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -84,6 +84,7 @@ def build_method(config: Config) -> Method:
         weighting=aggregate.weighting,
         precision=aggregate.precision,
         buffers=config.buffers,
+        anchored=method.anchor.on and config.buffers != "static",
         squares=any(getattr(transform, "needs_squares", False) for transform in method.transforms),
     )
     return dataclasses.replace(method, server=server)
@@ -151,15 +152,22 @@ def check_machine(config: Config) -> None:
         raise ConfigError(f"engine.compile: got true, {want}")
 
 
-def with_identity_start(model: Model, splitter: Splitter) -> Model:
-    """A model whose levels all start as the function of the smallest."""
-    layout = model.layout
+def with_identity_start(federation: Federation, if_possible: bool) -> Federation:
+    """A federation whose levels all start as the function of the smallest; with a note if that is not possible."""
+    model, splitter, layout = federation.model, federation.splitter, federation.model.layout
     if not layout.closing:
         module = submodel(model.template, layout, splitter.slice(layout, len(splitter.depths) - 1))
         module.load_state_dict(model.initial)
         example = map_inputs(lambda x: torch.zeros(x.shape, dtype=x.dtype), model.example(2))
         layout = dataclasses.replace(layout, closing=find_closing(module, layout.blocks, example))
-    return dataclasses.replace(model, initial=identity_start(model.initial, model.template, layout, splitter))
+    try:
+        initial = identity_start(model.initial, model.template, layout, splitter)
+    except ConfigError as problem:
+        if not if_possible:
+            raise
+        note = f"larger levels start at random, not as the smallest: {str(problem).rpartition(': ')[2]}"
+        return dataclasses.replace(federation, notes=(*federation.notes, note))
+    return dataclasses.replace(federation, model=dataclasses.replace(model, initial=initial))
 
 
 def outline(config: Config) -> Federation:
@@ -225,10 +233,10 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
     federation = outline(config)
     if config.model.pretrained is not None and config.split.start == "identity":
         raise ConfigError("split.start: got 'identity', expected 'random' with model.pretrained")
+    if config.split.start != "random" and config.model.pretrained is None and not begun:
+        federation = with_identity_start(federation, if_possible=config.split.start != "identity")
     if config.model.pretrained is not None and not begun and not config.model.name.startswith(PREFIX):
         federation = dataclasses.replace(federation, model=with_pretrained(federation.model, config.model.pretrained))
-    if config.split.start == "identity" and not begun:
-        federation = dataclasses.replace(federation, model=with_identity_start(federation.model, federation.splitter))
     if federation.method.level == "largest-only" and not federation.levels.counts[-1]:
         name = federation.method.name
         raise ConfigError(f"method: {name} needs clients of the largest level, and no client can hold it")

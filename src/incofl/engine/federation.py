@@ -75,6 +75,7 @@ class Federation:
     open: bool = False  # whether clients may still come to levels that have none: then all levels are in use
     growth: Growth | None = None  # when larger levels open; None: from the start
     top: int | None = None  # the largest level that is open now; None: all are
+    notes: tuple[str, ...] = ()  # what a user should know of how it was built
 
     @cached_property
     def costs(self) -> list[Cost]:

@@ -48,7 +48,8 @@ class Lines(Progress):
             self.say(f"resumed after round {len(rows)}")
         if kind == "hetero" and whole:
             self.say(f"{len(whole)} axes are held whole by every level; incofl plan says which and why")
-        for line in warnings(federation.method, federation.model.layout, kind, federation.splitter):
+        found = warnings(federation.method, federation.model.layout, kind, federation.splitter)
+        for line in (*found, *federation.notes):
             self.say(f"warning: {line}")
 
     def finished_round(self, row: Row) -> None:

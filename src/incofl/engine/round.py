@@ -67,7 +67,7 @@ class RoundStats:
             self.rejected.append({"client": upload.client, "reason": f"client {upload.client}: {upload.reason}"})
             return False
         size = num_bytes(upload.update) + num_bytes(upload.buffers)
-        self.bytes_up += size + num_bytes(upload.extra)
+        self.bytes_up += size + num_bytes(upload.extra) + num_bytes(upload.smallest)
         given = only(self.sent, upload.slice.given)
         self.bytes_down += size + upload.slice.num_bytes(given) + upload.slice.num_bytes(self.extra_of(upload.level))
         try:
@@ -98,7 +98,7 @@ def check(upload: Upload) -> None:
     upload.slice.check(upload.update | upload.buffers, who)
     if upload.steps == 0:
         raise UploadError(f"{who}: trained on nothing; it has {upload.examples} example(s)")
-    parts = ("update of", upload.update), ("update of", upload.extra), ("buffer", upload.buffers)
+    parts = ("update of", upload.update), ("update of", upload.extra), ("buffer", upload.buffers | upload.smallest)
     for what, name, value in ((what, *entry) for what, values in parts for entry in values.items()):
         floats = value.to(torch.promote_types(value.dtype, torch.float32))  # counters are whole numbers
         if not vector_norm(floats) <= LARGEST_NORM:  # so that NaN is refused too

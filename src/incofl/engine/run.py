@@ -193,7 +193,7 @@ class Run:
         server = dataclasses.replace(federation.opened(self.server, before), population=federation.population)
         remembered = dict(store.manifest)
         stats = RoundStats(
-            extra_of=functools.partial(federation.method.server.extra_for_client, server),
+            extra_of=functools.partial(federation.method.extra_for_client, server),
             sent=server.shared,
             on_upload=self._progress.uploaded,
             on_accepted=functools.partial(store.keep, server.round),

@@ -78,7 +78,7 @@ class Worker:
     def train(self, server: Server, job: Job, memory: Tensors | None = None) -> Upload:
         """One client's turn, with the slice of the server that it holds."""
         slice_ = self._federation.slice(job.level, job.round, job.client)
-        extra = self._federation.method.server.extra_for_client(server, job.level)
+        extra = self._federation.method.extra_for_client(server, job.level)
         # The server does not change during a round.
         return self.turn(job, slice_.look(server.state(job.level)), slice_.look(extra), memory)
 

@@ -163,8 +163,9 @@ class GridExecutor(InProcess):
         return row
 
     def _cut(self, server: Server, job: Job) -> Parts:
-        slice_, rule = self.federation.slice(job.level, job.round, job.client), self.federation.method.server
-        held, extra = slice_.look(server.state(job.level)), slice_.look(rule.extra_for_client(server, job.level))
+        slice_ = self.federation.slice(job.level, job.round, job.client)
+        extra = slice_.look(self.federation.method.extra_for_client(server, job.level))
+        held = slice_.look(server.state(job.level))
         frozen = {name: held.pop(name) for name in slice_.frozen}
         return {"model": protocol.arrays(held), "extra": protocol.arrays(extra)}, frozen, digest(frozen)
 

@@ -24,9 +24,9 @@ from incofl.errors import ConfigError, UploadError
 from incofl.options import options
 from incofl.tensors import Tensors, empty
 
-VERSION = 3  # of everything below; server and nodes must agree
+VERSION = 4  # of everything below; server and nodes must agree
 HEADER = 1024  # bytes that an array's own header may take, at most
-TENSORS = ("update", "buffers", "extra")  # the parts of an upload that are tensors
+TENSORS = ("update", "buffers", "extra", "smallest")  # the parts of an upload that are tensors
 NUMBERS = ("client", "level", "examples", "steps", "loss")  # what an upload and a report both say
 
 Whole = Annotated[int, Ge(0), Le(2**53)]
@@ -135,6 +135,9 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: 
     for part, own in names.items():
         shapes = {name: shape for name, shape in slice_.shapes.items() if name in own - slice_.given}
         tensors[part] = _decode(content[part], part, shapes, federation.model.initial)
+    smallest = federation.method.smallest_statistics(layout, federation.population, job.level)
+    shapes = {} if smallest is None else dict(smallest.shapes)
+    tensors["smallest"] = _decode(content["smallest"], "smallest", shapes, federation.model.initial)
     report = _read(Report, content["report"])
     for name, value in vars(job).items():
         if getattr(report, name) != value:

@@ -28,6 +28,7 @@ _SHARED = {
     "heteronova": ("fednova", "FedNova over slices of one server model"),
     "heteroscaffold": ("scaffold", "Scaffold over slices of one server model"),
     "heteromoon": ("moon", "MOON over slices of one server model"),
+    "fedfloor": ("fedfloor", "FedFloor: the smallest size as if everybody trained it; larger ones add to it"),
     "heterofl": ("heterofl", "HeteroFL: the first channels of every layer"),
     "inclusivefl": ("inclusivefl", "InclusiveFL: a last block and a head of each size's own"),
     "fedrolex": ("fedrolex", "FedRolex: HeteroFL with a rolling window of channels"),

@@ -26,7 +26,7 @@ Kind = Literal["stage", "layer", "hetero", "rank"]
 Window = Literal["prefix", "rolling", "rolling-back"]
 Levels = int | Sequence[int | float | Sequence[int]]
 Depth = tuple[int, ...]  # number of blocks kept in each stage, always the first ones: (1, 1, 2, 2)
-Start = Literal["random", "identity"]
+Start = Literal["random", "identity", "identity-if-possible"]
 RANK = "rank"  # the axis of the ranks of low-rank adapters
 Depths = Literal["full", "scaled"] | Sequence[int | Sequence[int]]
 

@@ -38,6 +38,7 @@ class Evaluation:
     levels: tuple[float | None, ...]  # what a device gets; none where the arm has no model that it can hold
     devices: float | None  # the mean over devices; none where some get nothing
     commit: str = ""  # of the code that made the run
+    run: str = ""  # names everything that determines it except the seed
 
 
 def evaluations(folder: Path) -> list[Row]:

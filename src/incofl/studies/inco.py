@@ -8,7 +8,7 @@ fleet can do without slices of one model: its baselines.
 import csv
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from incofl.studies.gains import (
 from incofl.studies.reproduce import Cell, Scale, Study, is_finished
 
 PARTS = ("a", "b", "c", "d")
+NAMES = ("run", "commit", "column", "arm", "metric", "seed", "round")  # the first columns of the records
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,27 @@ def load_part(letter: str) -> Part:
     return Part(study, scale, file["reference"], tuple(file["baselines"]))
 
 
-def collect(table: Sequence[Cell], runs: Path) -> list[Evaluation]:
-    """All evaluations of the finished runs of a table."""
+def unrecorded(table: Sequence[Cell], rows: Sequence[Evaluation]) -> list[Cell]:
+    """The cells with the runs that are not complete in some records."""
+    last = {((row.run, row.seed), row.round) for row in rows}
+    left = [{arm: c for arm, c in cell.arms.items() if (arm, c.rounds) not in last} for cell in table]
+    return [replace(cell, arms=arms) for cell, arms in zip(table, left, strict=True) if arms]
+
+
+def collect(table: Sequence[Cell], runs: Path, rows: Sequence[Evaluation] = ()) -> list[Evaluation]:
+    """All evaluations of the finished runs of a table: what is recorded in ``rows``, and the rest from run folders."""
     found = []
+    left = {cell.place: cell.arms for cell in unrecorded(table, rows)}
     for cell in table:
-        counts = outline(next(iter(cell.arms.values()))).levels.counts
         for arm, config in cell.arms.items():
-            if is_finished(folder := folder_of(runs, arm), config):
-                found += evaluations_by_device(cell.column, cell.row, config.seed, folder, counts)
+            folder = folder_of(runs, arm)
+            if arm not in left.get(cell.place, {}):
+                same = [row for row in rows if (row.run, row.seed) == arm]
+                found += [replace(row, column=cell.column, arm=cell.row) for row in same]
+            elif is_finished(folder, config):
+                counts = outline(config).levels.counts
+                new = evaluations_by_device(cell.column, cell.row, config.seed, folder, counts)
+                found += [replace(row, run=arm[0]) for row in new]
     return found
 
 
@@ -69,21 +83,23 @@ def write_csv(path: Path, rows: Sequence[Evaluation]) -> None:
     levels = max((len(row.levels) for row in rows), default=0)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        names = [f"level {level}" for level in range(levels)]
-        writer.writerow(["commit", "column", "arm", "metric", "seed", "round", DEVICES, *names])
+        writer.writerow([*NAMES, DEVICES, *(f"level {level}" for level in range(levels))])
         for row in rows:
             values = ["" if value is None else value for value in (row.devices, *row.levels)]
-            writer.writerow([row.commit, row.column, row.arm, row.metric, row.seed, row.round, *values])
+            writer.writerow([*(getattr(row, name) for name in NAMES), *values])
 
 
 def read_csv(path: Path) -> list[Evaluation]:
-    """Reads what ``write_csv`` wrote."""
+    """Reads what ``write_csv`` wrote; nothing if there is no such file."""
     rows = []
+    if not path.exists():
+        return []
     with path.open(encoding="utf-8", newline="") as file:
-        _, *lines = csv.reader(file)
-    for commit, column, arm, metric, seed, round_, *values in lines:
-        devices, *levels = (float(value) if value else None for value in values)
-        rows.append(Evaluation(column, arm, metric, int(seed), int(round_), tuple(levels), devices, commit))
+        for line in csv.DictReader(file):
+            names = {name: line.pop(name) for name in NAMES}
+            seed, round_ = int(names.pop("seed")), int(names.pop("round"))
+            devices, *levels = (float(value) if value else None for value in line.values())
+            rows.append(Evaluation(**names, seed=seed, round=round_, levels=tuple(levels), devices=devices))
     return rows
 
 
@@ -120,10 +136,15 @@ def page(part: Part, rows: Sequence[Evaluation], command: str) -> str:
     return "\n\n".join(text)
 
 
+def records(part: Part, out: Path) -> Path:
+    """The file in which a part's evaluations are recorded: a run that is complete there is not made again."""
+    return out / f"{part.study.name}.csv"
+
+
 def save(part: Part, table: Sequence[Cell], out: Path, command: str) -> Path:
     """Writes the evaluations of the finished runs as CSV, and what they say as Markdown, which it returns."""
-    rows = collect(table, out / "runs")
-    write_csv(out / f"{part.study.name}.csv", rows)
-    path = out / f"{part.study.name}.md"
-    path.write_text(page(part, rows, command), encoding="utf-8")
-    return path
+    path = records(part, out)
+    rows = collect(table, out / "runs", read_csv(path))
+    write_csv(path, rows)
+    path.with_suffix(".md").write_text(page(part, rows, command), encoding="utf-8")
+    return path.with_suffix(".md")
