@@ -46,7 +46,19 @@ ARMS = {
     **{rule: [f"method={rule}", "split.levels=[2,4,8,12,16]"] for rule in RULES},
 }
 TASKS = {"text": "SST-2 after IMDb", "image": "Fashion-MNIST after CIFAR-10"}
-CSV = "task arm seed commit round accuracy accuracy_by_level loss bytes_up bytes_down turns".split()
+CSV = [
+    "task",
+    "arm",
+    "seed",
+    "commit",
+    "round",
+    "accuracy",
+    "accuracy_by_level",
+    "loss",
+    "bytes_up",
+    "bytes_down",
+    "turns",
+]
 
 
 class Cell(NamedTuple):
