@@ -25,7 +25,8 @@ from incofl.layout import Layout
 from incofl.method import Method
 from incofl.methods import ADAPTERS, METHODS
 from incofl.methods.adapters import Adapter, Lora, RankRule, adapters
-from incofl.methods.lora import Factors, Pruned, SelfPruning, cut_ranks, svd_of_sum
+from incofl.methods.factors import Factors, cut_ranks, svd_of_sum
+from incofl.methods.pruning import Pruned, SelfPruning
 from incofl.models import Model, as_model
 from incofl.server import Server
 from incofl.split import Splitter, submodel

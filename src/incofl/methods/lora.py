@@ -16,12 +16,8 @@ with, always over the clients that hold a layer:
     rolora        as ``covered``, B in the first round, A in the second, ...    (Chen et al., NeurIPS 2025)
     fedex         as ``covered``, and W += s (sum p_k B_k A_k - B A)            (Singhal et al., ACL 2025)
 
-Clients weigh by their examples. No matrix as large as W is made but W itself: the SVD is that of a small matrix between
-two QR factors.
-
-In ``hetlora`` clients may drop ranks: with ``hetlora.gamma`` = 0.99 or so, the last ranks of a client, from gamma r on,
-add ||B||_F ||A||_F to its loss, and it drops them for good if the norm of their product is smaller after a turn than
-before. What is sent stays that of its level.
+Clients weigh by their examples, and those of ``hetlora`` may drop ranks (pruning.py). No matrix as large as W is made
+but W itself (factors.py).
 
 Differences: a rank that nobody of a cohort holds stays as it is in ``hetlora`` and ``raflora``, and an empty one keeps
 an A with which it can learn. In ``flora`` and ``fedex`` W changes in every round, and clients are sent it as it is: a
@@ -32,10 +28,9 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from incofl.aggregate import CoveredMean
@@ -44,45 +39,13 @@ from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.method import Method, ServerRule
 from incofl.methods.adapters import A, Adapter, B, Lora, RankRule, adapters, head_of
-from incofl.options import options
+from incofl.methods.factors import Factors, cut_ranks, shares
+from incofl.methods.pruning import Pruned
 from incofl.seeds import Purpose, torch_rng
 from incofl.server import Changes, Server
 from incofl.split import RANK, Slice, Splitter, kept
 from incofl.split.slices import ALL, cut
 from incofl.tensors import Tensors, one_thread
-
-TINY = 1e-12  # below a square root, which has no slope at 0
-
-
-@dataclass(frozen=True)
-class Factors:
-    """Both factors of an adapter as matrices, (ranks x inputs) and (outputs x ranks), with a weight."""
-
-    a: Tensor
-    b: Tensor
-    weight: float = 1.0
-
-    @classmethod
-    def of(cls, adapter: Adapter, state: Tensors) -> "Factors":
-        """Those of a state; the kernels of convolutions in rows."""
-        return cls(state[adapter.a].flatten(1), state[adapter.b].flatten(1))
-
-    def exact(self, weight: float = 1.0) -> "Factors":
-        """The same in float64, with a weight."""
-        return Factors(self.a.double(), self.b.double(), weight)
-
-    @property
-    def rank(self) -> int:
-        return len(self.a)
-
-    def ranks(self, first: int, last: int, weight: float) -> "Factors":
-        """Some of the ranks."""
-        return Factors(self.a[first:last], self.b[:, first:last], weight)
-
-    @property
-    def norm(self) -> float:
-        """||B A||_F = sqrt(tr(B'B A A')), without the product."""
-        return math.sqrt(max(float(((self.b.T @ self.b) * (self.a @ self.a.T)).sum()), 0.0))
 
 
 class Turn(NamedTuple):
@@ -90,34 +53,6 @@ class Turn(NamedTuple):
 
     weight: float
     factors: dict[Adapter, Factors]
-
-
-def shares(parts: Sequence[Factors]) -> list[Factors]:
-    """The same factors with weights that sum to 1; equal ones where all are 0."""
-    total = sum(part.weight for part in parts)
-    return [dataclasses.replace(part, weight=part.weight / total if total else 1 / len(parts)) for part in parts]
-
-
-def svd_of_sum(parts: Sequence[Factors]) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V' of the sum of weight B A, by QR of the factors side by side and the SVD of what is between."""
-    left, middle = torch.linalg.qr(torch.cat([math.sqrt(part.weight) * part.b for part in parts], 1))
-    right, other = torch.linalg.qr(torch.cat([math.sqrt(part.weight) * part.a for part in parts], 0).T)
-    u, s, v = torch.linalg.svd(middle @ other.T, full_matrices=False)
-    return left @ u, s, v @ right.T
-
-
-def cut_ranks(parts: Sequence[Factors], old: Factors, balanced: bool) -> Factors:
-    """The best factors of the sum of weight B A: U S and V', or ``balanced`` with sqrt(S) in both.
-
-    A rank without a singular value has B = 0 and some A, else it could never learn again.
-    """
-    u, s, v = svd_of_sum(parts)
-    u, s, v = u[:, : old.rank], s[: old.rank], v[: old.rank]
-    empty = s <= s.max() * torch.finfo(s.dtype).eps * max(len(u), v.shape[1])
-    side = torch.where(empty, 1, s.sqrt()) if balanced else torch.ones_like(s)
-    a, b = old.a.clone(), torch.zeros_like(old.b)
-    a[: len(s)], b[:, : len(s)] = side[:, None] * v, u * torch.where(empty, 0, s / side)
-    return Factors(a, b)
 
 
 @dataclass(frozen=True)
@@ -188,67 +123,6 @@ def merged(server: Server, adapter: Adapter, parts: Sequence[Factors], lora: Lor
     for part in parts:
         new.addmm_(part.b.to(new.dtype), part.a.to(new.dtype), alpha=part.weight * scale)
     return new.view_as(weight)
-
-
-@options("hetlora")
-class SelfPruning:
-    """HetLoRA's clients drop ranks that shrink."""
-
-    gamma: Annotated[float, Gt(0), Le(1)] = 1.0  # the share of a client's ranks below its last ones; 1: none is dropped
-    weight: Annotated[float, Ge(0)] = 1e-3  # of the last ranks in the loss
-
-    def last(self, ranks: int) -> tuple[int, int]:
-        """The first of the last ranks and the number of all: at least one stays."""
-        return max(1, min(int(self.gamma * ranks), ranks - 1 if self.gamma < 1 else ranks)), ranks
-
-
-@dataclass(frozen=True)
-class Pruned(ClientRule):
-    """Trains the ranks that a client has not dropped; what it remembers is which these are, in the rows of one A."""
-
-    pruning: SelfPruning = field(default_factory=SelfPruning)
-
-    def memory(self, layout: Layout) -> frozenset[str]:
-        return frozenset(adapter.a for adapter in adapters(layout)[:1] if self.pruning.gamma < 1)
-
-    def begin(self, local: Local) -> None:
-        if self.pruning.gamma < 1:
-            pairs = [(n, n.removesuffix(A) + B) for n in local.parameters if n.endswith(A)]
-            kept = next(iter(local.given.memory.values()), local.received[pairs[0][0]] * 0 + 1)
-            ranks = int(kept.flatten(1)[:, 0].sum())
-            for a, b in pairs:  # where both factors are 0, they stay 0, and the server's mean has zeros
-                local.parameters[a].data[ranks:] = 0
-                local.parameters[b].data[:, ranks:] = 0
-            local.scratch.update(pairs=pairs, ranks=ranks, norm=self._norm(local, pairs, ranks))
-
-    def loss(self, local: Local, x: Any, y: Tensor) -> Tensor:
-        loss = super().loss(local, x, y)
-        if self.pruning.gamma < 1:
-            first, last = self.pruning.last(local.scratch["ranks"])
-            values = local.parameters
-            for a, b in local.scratch["pairs"]:
-                sizes = [
-                    part.square().sum().add(TINY).sqrt() for part in (values[a][first:last], values[b][:, first:last])
-                ]
-                loss = loss + self.pruning.weight * sizes[0] * sizes[1]
-        return loss
-
-    def finish(self, local: Local, update: Tensors) -> tuple[Tensors, Tensors]:
-        if self.pruning.gamma == 1:
-            return {}, {}
-        pairs, ranks = local.scratch["pairs"], local.scratch["ranks"]
-        if self._norm(local, pairs, ranks) < local.scratch["norm"]:
-            ranks, _ = self.pruning.last(ranks)
-        name, _ = pairs[0]
-        kept = torch.zeros_like(local.received[name])
-        kept[:ranks] = 1
-        return {}, {name: kept}
-
-    def _norm(self, local: Local, pairs: Sequence[tuple[str, str]], ranks: int) -> float:
-        """The norms of the products of the last ranks, summed over the layers."""
-        values, (first, last) = local.parameters, self.pruning.last(ranks)
-        factors = [Factors(values[a].detach().flatten(1), values[b].detach().flatten(1)) for a, b in pairs]
-        return sum(each.exact().ranks(first, last, 1.0).norm for each in factors)
 
 
 class HetLoRA(FactorRule):
