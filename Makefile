@@ -53,6 +53,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/compile.py
 	$(BIN)/python benchmarks/ray_overhead.py
 	$(BIN)/python benchmarks/peers.py $(if $(ROOT),--root $(ROOT))
+	$(BIN)/python benchmarks/peers.py --small --clients 2000 --cohort 1000
+	$(BIN)/python benchmarks/small_clients.py
 
 clean:
 	rm -rf .venv

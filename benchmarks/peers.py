@@ -1,7 +1,7 @@
 """The engine against others: Flower's simulation, Apple's pfl, and a new process for every client.
 
 usage: python benchmarks/peers.py [--root DIR] [--rounds 3] [--repeats 3] [--clients 100] [--cohort 10] [--width 0.25]
-                                  [--workers 2] [--only incofl,flower,pfl,process-per-client] [--examples N]
+                                  [--workers 2] [--only incofl,flower,pfl,process-per-client] [--examples N] [--small]
 
 Every engine plays the same rounds: the same cohorts, sub-models, batches and local steps, by the same code, in as many
 processes of one torch thread each. What is compared is what an engine adds: starting, waiting, sending, averaging. DIR
@@ -9,6 +9,9 @@ holds CIFAR-10 in its binary format; without it the digits that come with scikit
 a claim. The peers are optional, tried with flwr 1.41.0, ray 2.55.1 and pfl 0.6.0; what is not installed is left out.
 flwr and pfl ask for older versions of typer, rich and packaging than constraints.txt has, and work with these: install
 the two with --no-deps and then what else they need.
+
+With --small the clients are small ones: tiny-mlp, 20 embedded digits each, one epoch; in incofl they train side by side
+(engine.vectorise), which in the other engines nobody can.
 
 Each engine runs in a process of its own, in turn, and the ratio is taken within each turn. The first round loads data
 and starts workers; it is not counted. A new process for every client has nothing to warm up: it starts from the server
@@ -66,6 +69,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default=",".join(ENGINES), help="engines to run, separated by commas")
     parser.add_argument("--examples", type=int, help="use only so many training examples")
+    parser.add_argument("--small", action="store_true", help="many clients with little to do")
     # For the processes that this program starts:
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--start", type=Path, help=argparse.SUPPRESS)
@@ -82,7 +86,9 @@ def main() -> None:
 
 
 def make_config(arguments: argparse.Namespace) -> Config:
-    """The paper's federation, narrower."""
+    """The paper's federation, narrower, or one of small clients."""
+    if arguments.small:
+        return load_config(None, [*SMALL, *(f"{key}={getattr(arguments, name)}" for key, name in SIZES.items())])
     overrides = [
         "method=heteroavg",
         f"model.width={arguments.width}",
@@ -94,6 +100,12 @@ def make_config(arguments: argparse.Namespace) -> Config:
     overrides += ["model.stem=small"] if not arguments.root else []  # digits are 8 x 8
     overrides += [f"data.limit={arguments.examples}"] if arguments.examples else []
     return load_config("paper-cifar10", overrides)
+
+
+# The federation of small clients, and what of it arguments say.
+SMALL = ["method=heteroavg", "model.name=tiny-mlp", "split.kind=layer", "data.partition=virtual", "data.examples=20"]
+SMALL += ["local.epochs=1", "local.batch_size=20", "engine.vectorise=true"]
+SIZES = {"data.clients": "clients", "cohort": "cohort", "engine.workers": "workers"}
 
 
 def run_engine(arguments: argparse.Namespace) -> None:
@@ -215,7 +227,7 @@ def publish(
                 str(versions[name]),
                 f"{statistics.median(per_minute):.2f}",
                 "1" if ours else measure.spread(ratios),
-                "-" if ours else f"at least {ENGINES[name][1]:g}",
+                "-" if ours else f"at least {5 if arguments.small else ENGINES[name][1]:g}",
             ]
         )
         engines[name] = {
@@ -227,9 +239,12 @@ def publish(
         }
     data = "CIFAR-10" if arguments.root else "the digits of scikit-learn, too few for a claim"
     limit = f", {arguments.examples} training examples" if arguments.examples else ""
+    model = f"ResNet10 to ResNet26 at width {arguments.width:g}"
+    if arguments.small:
+        data, limit, model = "20 embedded digits a client", "", "five sizes of tiny-mlp"
     text = (
         f"The same rounds in each engine: {data}{limit}; {arguments.clients} clients, {arguments.cohort} in a round, "
-        f"ResNet10 to ResNet26 at width {arguments.width:g}, {arguments.workers} processes of one thread.\n\n"
+        f"{model}, {arguments.workers} processes of one thread.\n\n"
     )
     columns = ["engine", "version", "rounds per minute (median)", "incofl is x times as fast", "target"]
     text += measure.table(columns, rows)
@@ -237,7 +252,7 @@ def publish(
     text += "; ".join(f"{name} {d[0]:.1g}, {d[-1]:.1g}" for name, d in differences.items()) + ".\n"
     settings = {key: value for key, value in vars(arguments).items() if key not in ("root", "engine", "start", "out")}
     measured = {"data": "cifar10" if arguments.root else "digits", "settings": settings, "engines": engines}
-    measure.publish("peers", text, measured)
+    measure.publish("peers-small" if arguments.small else "peers", text, measured)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accur
        python docs/pictures.py updates RUN_FOLDER    docs/images/analysis-*.png: likewise, of updates and coefficients
        python docs/pictures.py observations          docs/images/observations.png: from experiments/results/
        python docs/pictures.py lora                  docs/images/lora-rules.png: from experiments/results/lora.csv
+       python docs/pictures.py small                 docs/images/small-clients.png: from benchmarks/results/
        python docs/pictures.py report PAGE.html      docs/images/report.png: the top of a report, as Chromium shows it
 """
 
@@ -25,7 +26,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from incofl.statistics import mean_and_half_width
+from incofl.statistics import Estimate
 
 HERE = Path(__file__).parent
 IMAGES = HERE / "images"
@@ -43,8 +44,8 @@ def save(figure: Figure, name: str) -> None:
 
 def intervals(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Means over the seeds (rows), and half widths of their 95 % confidence intervals; 0 for one seed."""
-    found = [mean_and_half_width(column) for column in values.T]
-    return np.array([mean for mean, _ in found]), np.array([half or 0.0 for _, half in found])
+    found = [Estimate.of(column) for column in values.T]
+    return np.array([one.mean for one in found]), np.array([one.half_width or 0.0 for one in found])
 
 
 def demo(folder: Path) -> None:
@@ -62,6 +63,34 @@ def demo(folder: Path) -> None:
     axes.set_title("make demo: five sizes of one network, digits, Dirichlet 0.5, incoavg", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
     save(figure, "demo.png")
+
+
+def small() -> None:
+    """Processor time per client against its number of steps, for each way to compute it, and for the peers."""
+    results = HERE.parent / "benchmarks" / "results"
+    measured = json.loads((results / "small-clients.json").read_text())["measured"]
+    models = list(dict.fromkeys(m["model"] for m in measured))
+    ways = {"turn": ("o", COLOURS[4]), "bare": ("s", "black"), "side by side": ("D", COLOURS[0])}
+    names = {"turn": "turn", "bare": "bare steps", "side by side": "side by side"}
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    panels = figure.subplots(1, len(models), sharey=True)
+    for axes, model in zip(panels, models, strict=True):
+        own = [m for m in measured if m["model"] == model]
+        steps = sorted({m["examples"] * m["epochs"] // 20 for m in own})
+        for way, (marker, colour) in ways.items():
+            times = [[1000 * m["seconds"][way] for m in own if m["examples"] * m["epochs"] // 20 == n] for n in steps]
+            axes.plot(steps, [np.median(t) for t in times], marker=marker, color=colour, label=names[way])
+        if model == "tiny-mlp" and (results / "peers-small.json").exists():
+            peers = json.loads((results / "peers-small.json").read_text())
+            count = peers["settings"]["cohort"] * peers["settings"]["rounds"] / peers["settings"]["workers"]
+            for name, mark in (("flower", "^"), ("pfl", "v")):
+                if name in peers["engines"]:
+                    spent = [1000 * sum(turn) / count for turn in peers["engines"][name]["seconds"]]
+                    axes.plot([1], [np.median(spent)], mark, color=COLOURS[3], ms=8, label=name)
+        axes.set(xscale="log", yscale="log", xlabel="steps of a client", title=model)
+        axes.legend(frameon=False, fontsize=8)
+    panels[0].set_ylabel("ms of a processor per client")
+    save(figure, "small-clients.png")
 
 
 def observations() -> None:
@@ -234,6 +263,8 @@ if __name__ == "__main__":
                 shutil.copy(Path(folder) / "analysis" / f"{name}.png", IMAGES / f"analysis-{name}.png")
         case ["lora"]:
             lora()
+        case ["small"]:
+            small()
         case ["observations"]:
             observations()
         case ["updates", folder]:

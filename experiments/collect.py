@@ -21,7 +21,6 @@ import buffers
 from incofl.statistics import (
     Difference,
     Estimate,
-    mean_and_half_width,
     paired,
     plus_minus,
     student_quantile,
@@ -61,9 +60,7 @@ def study_table(document: Json) -> str:
         if result["theirs"] is not None:
             gap = result["their_difference"]
             theirs = f"{result['theirs']:g}" + ("" if gap is None else f" ({arrow(gap)})")
-        ours = plus_minus(
-            Estimate(mean(seeds), mean_and_half_width(seeds)[1])
-        )  # the exact mean: it decides how a tie is rounded
+        ours = plus_minus(Estimate(mean(seeds), Estimate.of(seeds).half_width))  # the exact mean decides about ties
         names = [*([result["section"]] if several else []), result["row"], result["column"]]
         rows.append([*names, ours, difference, visible, theirs, result["verdict"] or ""])
     head = ["method", "setting", "ours", "difference [95 %]", "visible from", "paper", "verdict"]

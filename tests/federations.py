@@ -76,7 +76,7 @@ def run_rounds(
         executor = WorkerProcesses(federation, workers, store=store)
     for _ in range(rounds):
         before = servers[-1]
-        jobs = federation.schedule(before.round, cohort)
+        jobs = federation.schedule(before.round, cohort, server=before)
         stats = RoundStats(on_accepted=partial(store.keep, before.round))
         servers.append(run_round(before, federation.method, jobs, executor, stats))
     executor.close()

@@ -12,10 +12,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "incofl"
 # Each room may import from the rooms above it in this list (and from itself).
 ORDER = [
     ["errors", "statistics"],
-    ["tensors", "seeds", "options", "imports"],
+    ["tensors", "seeds", "options", "imports", "optimizers"],
     ["layout", "schedule", "task"],
     ["split", "transform"],
     ["inco", "aggregate", "anchor"],
+    ["upload"],
     ["client"],
     ["server"],
     ["method"],

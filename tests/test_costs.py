@@ -64,7 +64,7 @@ def test_activation_estimate_equals_what_autograd_keeps() -> None:
     model = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)))
     from incofl.models.resnet import ResNet
 
-    real = ResNet((2, 2), 1 / 8, channels=1, stem="small")
+    real = ResNet((2, 2), (1, 8, 8), width=1 / 8, stem="small")
     own = {parameter.untyped_storage().data_ptr() for parameter in real.parameters()}
     kept: dict[int, torch.Tensor] = {}
 

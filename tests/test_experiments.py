@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from incofl.statistics import mean_and_half_width, visible_effect
+from incofl.statistics import Estimate, visible_effect
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
@@ -39,7 +39,7 @@ def test_half_width_is_the_interval_of_the_t_test(script: Any) -> None:
     interval = ttest_1samp(values, 0).confidence_interval(0.95)
     half = script("collect")["half_width"](float(np.std(values, ddof=1)), 3)
     assert half == pytest.approx((interval.high - interval.low) / 2)
-    assert mean_and_half_width(values) == pytest.approx((2.5, half))
+    assert tuple(vars(Estimate.of(values)).values()) == pytest.approx((2.5, half))
 
 
 def test_comparisons_of_both_forms_are_read(script: Any) -> None:

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incofl.statistics import (
+    Estimate,
     correlation,
     holm,
-    mean_and_half_width,
     paired,
     sign_test,
     student_quantile,
@@ -46,8 +46,8 @@ def test_agrees_with_scipy_everywhere() -> None:
 
 
 def test_mean_and_half_width() -> None:
-    assert mean_and_half_width([0.5]) == (0.5, None)
-    mean, half = mean_and_half_width([1.0, 2.0, 3.0])  # standard deviation 1
+    assert Estimate.of([0.5]) == Estimate(0.5, None)
+    mean, half = vars(Estimate.of([1.0, 2.0, 3.0])).values()  # standard deviation 1
     assert mean == 2.0
     assert half == pytest.approx(4.3026527299 / math.sqrt(3), abs=1e-9)
 

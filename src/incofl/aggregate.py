@@ -11,7 +11,7 @@ from torch import Tensor
 from incofl.layout import Axes, Layout
 from incofl.split import Slice
 from incofl.split.slices import cuts
-from incofl.tensors import Tensors, empty
+from incofl.tensors import Tensors, empty, one_thread, only
 
 _CHUNK = 2**18  # elements of a sum that stay in a core's cache while several uploads are added to them
 
@@ -41,6 +41,11 @@ class Contribution:
     normaliser: float = 1.0  # divides the values; the holders' mean normaliser multiplies the mean (FedNova)
 
 
+# Of a contribution, the small tensors that are added to views of the sums, the views, those whose positions lists
+# choose, and the large tensors.
+Targets = tuple[list[str], list[Tensor], Set[str], list[str]]
+
+
 class Accumulator:
     """Per-position sum and weight. Holds one server model, however many clients pass through."""
 
@@ -51,26 +56,51 @@ class Accumulator:
         self._dtypes: dict[str, torch.dtype] = {}
         # Clients of a level share a slice: there are few, whose weights and weighted normalisers are added up first.
         self._weights: dict[tuple[int, frozenset[str]], tuple[Slice, float, float]] = {}
+        self._targets: dict[tuple[int, frozenset[str]], Targets] = {}
 
     def add(self, *parts: Contribution) -> None:
         """Adds what some clients uploaded; the sums depend on the order of the clients, not on who comes together."""
         large: dict[str, list[Contribution]] = {}
         for part in parts:
+            if not part.values:
+                continue
             key = id(part.slice), frozenset(part.values)
             _, weight, normaliser = self._weights.get(key, (part.slice, 0.0, 0.0))
             self._weights[key] = part.slice, weight + part.weight, normaliser + part.weight * part.normaliser
-            small: Tensors = {}
-            for name, value in part.values.items():
-                if math.prod(self._layout.shapes[name]) > _CHUNK:
-                    large.setdefault(name, []).append(part)
-                else:
-                    self._sum_of(name, value)
-                    small[name] = value
-            part.slice.put(small, self._sum, part.weight / part.normaliser)
+            if key not in self._targets:
+                self._targets[key] = self._find_targets(part)
+            names, views, chosen, long = self._targets[key]
+            if names:
+                torch._foreach_add_(views, [part.values[n] for n in names], alpha=part.weight / part.normaliser)
+            if chosen:
+                part.slice.put(only(part.values, chosen), self._sum, part.weight / part.normaliser)
+            for name in long:
+                large.setdefault(name, []).append(part)
         for name, holders in large.items():
             # Neighbours that hold the same positions are added together; their order is kept.
             for _, same in itertools.groupby(holders, key=lambda p: None if name in p.slice.whole else id(p.slice)):
                 self._add(name, list(same))
+
+    def add_stack(
+        self, slice_: Slice, values: Mapping[str, Tensor], weights: Sequence[float], normalisers: Sequence[float]
+    ) -> None:
+        """Adds what clients of one slice uploaded together, in one sum; always on one thread, for the same bits."""
+        factors = [weight / normaliser for weight, normaliser in zip(weights, normalisers, strict=True)]
+        factor = torch.tensor(factors, dtype=self._dtype) if set(factors) != {1.0} else None
+
+        def total(stacked: Tensor) -> Tensor:
+            wide = stacked.to(self._dtype if stacked.is_floating_point() else torch.float64)
+            return (wide if factor is None else wide * factor.view(-1, *[1] * (wide.dim() - 1)).to(wide)).sum(0)
+
+        with one_thread():
+            summed = {name: total(value) for name, value in values.items()}
+        for name, value in values.items():  # the type of what is averaged, not that of its sum
+            self._sum_of(name, value)
+        key = id(slice_), frozenset(values)
+        _, weight, normaliser = self._weights.get(key, (slice_, 0.0, 0.0))
+        products = (w * n for w, n in zip(weights, normalisers, strict=True))
+        self._weights[key] = slice_, weight + sum(weights), normaliser + sum(products)
+        slice_.put(summed, self._sum)
 
     def mean(self) -> CoveredMean:
         """Sum over weight where somebody held the position; the sums become the means, so it can be called once."""
@@ -91,8 +121,16 @@ class Accumulator:
                 normaliser = spread(self._layout, names[0], [(slice_, n) for slice_, _, n in held]).to(dtype) / divisor
                 torch._foreach_mul_(totals, [normaliser] * len(totals))
         values = {name: total.to(self._dtypes[name]) for name, total in self._sum.items()}  # whole numbers truncated
-        self._sum = {}
+        self._sum, self._targets = {}, {}
         return CoveredMean(values, weights)
+
+    def _find_targets(self, part: Contribution) -> "Targets":
+        """Where such a contribution goes, for all that hold the same."""
+        long = [name for name in part.values if math.prod(self._layout.shapes[name]) > _CHUNK]
+        short = [name for name in part.values if name not in long]
+        views = {name: part.slice.view(name, self._sum_of(name, part.values[name])) for name in short}
+        direct = {name: view for name, view in views.items() if view is not None}
+        return list(direct), list(direct.values()), views.keys() - direct.keys(), long
 
     def _sum_of(self, name: str, value: Tensor) -> Tensor:
         if name not in self._sum:

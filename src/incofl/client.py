@@ -4,7 +4,8 @@ import copy
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Self
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from annotated_types import Ge, Gt, Lt
@@ -14,13 +15,16 @@ from incofl.anchor import SmallestPath
 from incofl.errors import ConfigError
 from incofl.imports import load_attribute
 from incofl.layout import Layout, frozen_entries, frozen_norms
+from incofl.optimizers import FUSED, Fused, Stepping, can_fuse
 from incofl.options import options
 from incofl.schedule import Schedule
-from incofl.split import Slice
+from incofl.split import Splitter
 from incofl.task import CLASSIFICATION, Score, Task
-from incofl.tensors import Inputs, Tensors, call, clone
+from incofl.tensors import Inputs, Tensors, call, clone, difference
+from incofl.upload import Upload as Upload
 
 Batch = tuple[Any, Tensor]  # inputs and targets
+SMALL = 2**18  # parameters of a model whose optimiser is kept between turns
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
@@ -82,25 +86,6 @@ class ClientInput:
     round: int = 0  # from 0 on
 
 
-@dataclass(frozen=True)
-class Upload:
-    """What comes of a client's turn, in the coordinates of its slice."""
-
-    client: int = 0
-    level: int = 0
-    slice: Slice = field(default_factory=lambda: Slice({}, {}))  # the part of the server model that it holds
-    update: Tensors = field(default_factory=dict)  # of the trained parameters: new minus received
-    buffers: Tensors = field(default_factory=dict)  # their new values
-    examples: int = 0
-    steps: int = 0  # of the optimiser
-    loss: float = 0.0  # mean over the targets of all epochs
-    extra: Tensors = field(default_factory=dict)  # what the method uploads in addition
-    memory: Tensors = field(default_factory=dict)  # stays with the client for its next turn; no server rule may read it
-    labels: Tensor | None = None  # as in ``ClientInput``
-    normaliser: float = 1.0  # see ``ClientRule.normaliser``
-    smallest: Tensors = field(default_factory=dict)  # statistics of the smallest path in it, where it is trained, too
-
-
 @dataclass
 class Local:
     """What a client rule may look at and change during one turn."""
@@ -117,10 +102,10 @@ class Local:
         """The model that the server sent."""
         return self.given.state
 
-    @property
+    @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained."""
-        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        return trained_parameters(self.model)
 
 
 @dataclass(frozen=True)
@@ -146,6 +131,11 @@ class Setting:
 class ClientRule:
     """The client half of a method: hooks of the one loop, and hyper-parameters. What changes is in ``Local``."""
 
+    # Whether the hooks that a class defines also take clients side by side (``engine.vectorise``): ``loss`` is then a
+    # function of parameters and batch alone, and the others treat every element of a tensor by itself, whose first
+    # dimension may be the clients; a memory that a client does not have yet may be zeros.
+    stacks: ClassVar[bool] = True
+
     def memory(self, layout: Layout) -> frozenset[str]:
         """The entries, by the server's names, that a client keeps from turn to turn."""
         return frozenset()
@@ -167,6 +157,13 @@ class ClientRule:
 
     def prepare(self, model: nn.Module, layout: Layout) -> None:
         """Called once per sub-model, after it has been built: the place for hooks on layers."""
+
+    def nest(self, model: nn.Module, layout: Layout, splitter: Splitter, level: int) -> None:
+        """Called once per sub-model with the splitter that cut it and its level: the place for models inside it."""
+
+    def passes(self, level: int) -> Sequence[float]:
+        """How often, on average, a step of a level computes the path of each level up to its own."""
+        return [0.0] * level + [1.0]
 
     def begin(self, local: Local) -> None:
         """Called before the first step, with the received weights in place."""
@@ -190,8 +187,73 @@ class ClientRule:
         return 1.0
 
 
+class Trainee:
+    """A module for many turns: what follows from it alone is found once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.parameters = model, trained_parameters(model)
+        self._plain, frozen = all(map(_loads_plainly, model.modules())), frozen_entries(model)
+        state = model.state_dict()
+        held = [(p, table) for p, m in model.named_modules() for table in (m._parameters, m._buffers)]
+        # By name, the table of a layer that holds an entry: a layer may put another tensor there.
+        self._tables = {n: (t, key) for p, t in held for key in t if (n := f"{p}.{key}".removeprefix(".")) in state}
+        self._changing = [name for name, _ in model.named_buffers() if name in state and name not in frozen]
+        self._fixed = list(frozen_norms(model).values())
+        self._fused: Fused | None = None
+        self._fits = can_fuse(list(self.parameters.values()))
+        self._small = sum(parameter.numel() for parameter in self.parameters.values()) <= SMALL
+        self._checked: Tensors | None = None  # the last state that fitted
+        self._train()
+
+    def entry(self, name: str) -> Tensor:
+        """A tensor of the state."""
+        table, key = self._tables[name]
+        value: Tensor = table[key]
+        return value
+
+    @torch.no_grad()
+    def load(self, state: Tensors) -> None:
+        """Copies, so what was sent stays as it was however the model moves."""
+        if state is not self._checked:
+            same = self._plain and state.keys() == self._tables.keys()
+            fits = same and all(self.entry(name).shape == value.shape for name, value in state.items())
+            self._checked = state if fits else None
+        if self._checked is not None:
+            torch._foreach_copy_([self.entry(name) for name in state], list(state.values()))
+        else:
+            self.model.load_state_dict(state)
+        if not self.model.training:  # it has been evaluated
+            self._train()
+
+    def optimizer(self, settings: LocalSettings) -> Stepping:
+        """An optimiser without a past: clients keep none between rounds."""
+        parameters = list(self.parameters.values())
+        if settings.optimizer not in FUSED or not self._fits:
+            return settings.make_optimizer(parameters)
+        kind = FUSED[settings.optimizer]
+        made = self._fused if type(self._fused) is kind else kind(parameters)
+        made.begin(settings.lr, settings.momentum, settings.nesterov, settings.weight_decay)
+        self._fused = made if self._small else None  # else its memory had better be free between turns
+        return made
+
+    def changing_buffers(self, state: Tensors) -> Tensors:
+        """The buffers that are part of its state and not frozen."""
+        return {name: self.entry(name) for name in self._changing if name in state}
+
+    def _train(self) -> None:
+        self.model.train()
+        for norm in self._fixed:
+            norm.eval()  # else its statistics would move
+
+
+def _loads_plainly(module: nn.Module) -> bool:
+    """Whether to load a state into a layer is to copy its tensors, and nothing else."""
+    hooks = module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks
+    return not any(hooks) and type(module)._load_from_state_dict.__module__.startswith("torch.")
+
+
 def train(
-    model: nn.Module,
+    model: nn.Module | Trainee,
     given: ClientInput,
     batches: Iterable[Batch],
     rule: ClientRule,
@@ -200,13 +262,12 @@ def train(
     smallest: SmallestPath | None = None,
 ) -> Upload:
     """One client's local training, of its model and perhaps of the ``smallest`` path in it."""
-    model.load_state_dict(given.state)  # copies, so what was sent stays as it was however the model moves
-    model.train()
-    for norm in frozen_norms(model).values():
-        norm.eval()  # else its statistics would move
+    trainee = model if isinstance(model, Trainee) else Trainee(model)
+    model, parameters = trainee.model, trainee.parameters
+    trainee.load(given.state)
     local = Local(model, given, settings.in_round(given.round), task)
-    parameters = local.parameters
-    optimizer = local.settings.make_optimizer(parameters.values())
+    vars(local)["parameters"] = parameters
+    optimizer = trainee.optimizer(local.settings)
     rule.begin(local)
     if smallest is not None:
         smallest.begin(given.extra)
@@ -228,12 +289,12 @@ def train(
         local.steps += 1
         total += loss.detach() * count
         counted += count
-    update = {name: value.sub_(given.state[name].cpu()) for name, value in clone(parameters).items()}
     with torch.no_grad():
+        update = difference(parameters, given.state)
         extra, memory = (clone(values) for values in rule.finish(local, update))
     return Upload(
         update=update,
-        buffers=clone(changing_buffers(model, given.state)),
+        buffers=clone(trainee.changing_buffers(given.state)),
         steps=local.steps,
         loss=float(total) / max(counted, 1),
         extra=extra,
@@ -267,6 +328,11 @@ def measure_buffers(model: nn.Module, state: Tensors, batches: Iterable[Inputs])
     for norm, momentum in momenta.items():
         norm.momentum = momentum
     return {name: buffer.cpu().clone() for name, buffer in changing_buffers(model, state).items()}
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def changing_buffers(model: nn.Module, state: Tensors) -> Tensors:

@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,22 @@ class Cost:
     memory: int  # estimated peak of training in bytes, without the framework itself
     rank: int | None = None  # of low-rank adapters, if that is what levels differ in
 
-    @property
-    def share(self) -> tuple[str, str]:
-        """What of the layers is kept: the name of that number, and the number."""
-        return ("width", f"{self.width:g}") if self.rank is None else ("rank", str(self.rank))
+    def cells(self, clients: int, number: Callable[[int], str] = lambda n: human(n)) -> dict[str, str]:
+        """What the level is and costs, and how many clients train it, by the headings of tables."""
+        share = {"width": f"{self.width:g}"} if self.rank is None else {"rank": str(self.rank)}
+        sizes = {"down": self.bytes_down, "up": self.bytes_up, "memory": self.memory}
+        return {
+            **{"level": str(self.level), "blocks": " ".join(map(str, self.blocks))},
+            **share,
+            **{"params": number(self.parameters), "MACs": number(self.macs)},
+            **{name: human(size, "B") for name, size in sizes.items()},
+            "clients": str(clients),
+        }
 
 
 def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
     """The cost of each level, smallest first."""
-    found, smallest, ranks = [], (0, 0), model.layout.named_axes.get(RANK)
+    found, forward, ranks = [], list[tuple[int, int]](), model.layout.named_axes.get(RANK)
     # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
     copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
     for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
@@ -59,11 +66,14 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
         transfer, given = (slice_.num_bytes(part) for part in (model.initial, only(model.initial, slice_.given)))
         population = {0: (splitter.slice(model.layout, 0, 0, client=0), 1), level: (slice_, 1)}
         received, uploaded, held = method_bytes(model, population, level, method)
-        macs, activations = forward_costs(model, slice_, settings.batch_size)
+        forward.append(forward_costs(model, slice_, settings.batch_size))
+        (macs, activations), passes = forward[level], method.client.passes(level)
+        if passes != [*[0.0] * level, 1.0]:  # paths of smaller levels are trained, one at a time
+            macs = round(sum(times * cost for times, (cost, _) in zip(passes, forward, strict=True)))
+            activations += forward[level - 1][1] if level and passes[-1] == 1 else 0
         if method.anchor.on and level:  # the smallest path is trained, too
-            macs += smallest[0] // method.anchor.every
-            activations += smallest[1]
-        smallest = (macs, activations) if not level else smallest
+            macs += forward[0][0] // method.anchor.every
+            activations += forward[0][1]
         memory = 4 * (copies * parameters + frozen) + activations + held
         down, up = transfer + received, transfer - given + uploaded
         rank = None if ranks is None else kept(ranks.size, width)

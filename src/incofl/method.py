@@ -20,6 +20,7 @@ from incofl.server import Changes, Population, Server
 from incofl.split import Levels, Slice, SplitRule
 from incofl.tensors import Tensors, only
 from incofl.transform import SHARED, Context, UpdateTransform
+from incofl.upload import UploadStack
 
 Weighting = Literal["uniform", "samples"]
 # All levels share one; each has its own; levels of one width share one; measured when a level is evaluated.
@@ -58,7 +59,10 @@ class ServerRule:
 
     def weight(self, upload: Upload) -> float:
         """The weight of a client in the mean."""
-        return float(upload.examples) if self.weighting == "samples" else 1.0
+        return self._weight(upload.examples)
+
+    def _weight(self, examples: int) -> float:
+        return float(examples) if self.weighting == "samples" else 1.0
 
     def filter_upload(self, upload: Upload, layout: Layout) -> Upload:
         """The part of an upload that counts: all of it, unless a client speaks for less than it holds."""
@@ -69,18 +73,34 @@ class ServerRule:
         layout = server.layout
         shared, private, extra = self._sum(layout), dict[int, Accumulator](), dict[int, Accumulator]()
         squared, weights = self._sum(layout), list[float]()
+        known: dict[int, tuple[Slice, Set[str], Set[str]]] = {}  # by level, its slice, what it keeps and shares
         for uploads in arrivals:
+            for each in (uploads,) if isinstance(uploads, UploadStack) else uploads:
+                if each.level not in known or known[each.level][0] is not each.slice:
+                    names = self.private(layout, each.slice)
+                    known[each.level] = each.slice, names, layout.axes.keys() - names
+            if isinstance(uploads, UploadStack) and self._adds_stacks:
+                level, (_, keeps, shares) = uploads.level, known[uploads.level]
+                weights += (counts := [self._weight(examples) for examples in uploads.examples])
+                self._add_stack(shared, uploads, shares, counts)
+                kept = keeps | layout.buffers if self._keeps_buffers(level) else keeps
+                self._add_stack(private.setdefault(level, self._sum(layout)), uploads, kept, counts)
+                ones, added = (
+                    [1.0] * len(uploads),
+                    extra.setdefault(level if self.separate else SHARED, self._sum(layout)),
+                )
+                added.add_stack(uploads.slice, uploads.extra, ones, ones)
+                continue
             counted = [self.filter_upload(upload, layout) for upload in uploads]
-            own = {upload.level: self.private(layout, upload.slice) for upload in uploads}
-            common = {level: layout.axes.keys() - names for level, names in own.items()}
+            own = {upload.level: known[upload.level][1] for upload in uploads}
+            common = {level: known[level][2] for level in own}
             shared.add(*(part for upload in counted for part in self._parts(upload, common[upload.level])))
             weights += [self.weight(upload) for upload in counted]
             for upload in counted if self.squares else ():
                 squared.add(Contribution(upload.slice, _squares(upload, common[upload.level]), self.weight(upload)))
             for level in own:
                 # Buffers are averaged even where levels keep their own: a level that has none yet starts from that.
-                apart = self.buffers in ("per-level", "by-width") or (self.anchored and not level)
-                kept = own[level] | layout.buffers if apart else own[level]
+                kept = own[level] | layout.buffers if self._keeps_buffers(level) else own[level]
                 same = [part for upload in counted if upload.level == level for part in self._parts(upload, kept)]
                 private.setdefault(level, self._sum(layout)).add(*same)
             if anchored := [upload for upload in counted if upload.smallest]:
@@ -93,10 +113,10 @@ class ServerRule:
         if self.buffers == "by-width":
             above = {level: slice_ for level, (slice_, _) in server.population.items() if level or not self.anchored}
             own_means |= pooled_by_width(own_means, above, layout.buffers)
-        changes = Changes(shared.mean(), own_means)
         unit = sum(weights) / max(len(weights), 1) or 1.0
+        changes = Changes(shared.mean(), own_means, unit=unit)
         new = self.update_state(server, changes, {group: total.mean() for group, total in extra.items()})
-        return dataclasses.replace(changes, extra=new, states=server.states, unit=unit, squares=squared.mean().values)
+        return dataclasses.replace(changes, extra=new, states=server.states, squares=squared.mean().values)
 
     def update_state(self, server: Server, changes: Changes, extra: Mapping[int, CoveredMean]) -> Mapping[str, Tensors]:
         """The new ``server.extra``, from the mean extra uploads: by level if levels are separate, else ``SHARED``."""
@@ -104,6 +124,20 @@ class ServerRule:
 
     def _sum(self, layout: Layout) -> Accumulator:
         return Accumulator(layout, torch.float64 if self.precision == "float64" else torch.float32)
+
+    def _keeps_buffers(self, level: int) -> bool:
+        return self.buffers in ("per-level", "by-width") or (self.anchored and not level)
+
+    @property
+    def _adds_stacks(self) -> bool:
+        """Whether a stack of uploads is one sum: not where a rule looks at each upload."""
+        looks = ("weight", "filter_upload")
+        return not self.squares and all(getattr(type(self), name) is getattr(ServerRule, name) for name in looks)
+
+    def _add_stack(self, total: Accumulator, stack: UploadStack, names: Set[str], weights: Sequence[float]) -> None:
+        total.add_stack(stack.slice, only(stack.update, names), weights, stack.normalisers)
+        if self.buffers != "static":
+            total.add_stack(stack.slice, only(stack.buffers, names), weights, [1.0] * len(stack))
 
     def _parts(self, upload: Upload, names: Set[str]) -> Iterator[Contribution]:
         """The entries of an upload that have one of some names; only updates have a normaliser."""
@@ -192,7 +226,8 @@ class Method:
         context = Context(server.layout, server.round, server.seed)
         for uploads in arrivals:
             for transform in self.uploads:
-                uploads = [transform(upload, context) for upload in uploads]
+                if not getattr(transform, "idle", False):
+                    uploads = [transform(upload, context) for upload in uploads]
             yield uploads
 
     @property

@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from incofl.aggregate import CoveredMean
+from torch import Tensor
+
+from incofl.aggregate import CoveredMean, spread
 from incofl.layout import Layout
 from incofl.split import Slice
 from incofl.tensors import Tensors, only
@@ -22,6 +24,8 @@ class Changes:
     extra: Mapping[str, Tensors] = field(default_factory=dict)  # the new state of the server rule
     states: Mapping[str, Tensors] = field(default_factory=dict)  # the new states of the update transforms
     given: Tensors = field(default_factory=dict)  # new values of what only the server changes
+    # By level, or ``SHARED``: what is added after all transforms, where somebody held the position (FedDyn)
+    correction: Mapping[int, Tensors] = field(default_factory=dict)
     unit: float = 1.0  # mean weight of a client
     squares: Tensors = field(default_factory=dict)  # mean squares of the shared updates, if the server rule keeps them
 
@@ -64,19 +68,30 @@ class Server:
         """The model as a level sees it, in server coordinates."""
         return self.shared | self.private.get(level, {})
 
+    def holders(self, name: str, group: int = SHARED) -> Tensor:
+        """The number of clients, of a level or of all, that hold each position of a tensor; 1 where none does."""
+        levels = [held for level, held in self.population.items() if group in (SHARED, level)]
+        having = [(slice_, float(count)) for slice_, count in levels if name in slice_.index]
+        return spread(self.layout, name, having).clamp(min=1)
+
     def advance(self, changes: Changes) -> "Server":
         """The server after one more round. This server stays as it is; ``changes`` are used up."""
         private = dict(self.private)
         for level, change in changes.private.items():
-            private[level] = private.get(level, {}) | self._moved(self.state(level), change)
-        shared = self.shared | self._moved(self.shared, changes.shared) | changes.given
+            private[level] = private.get(level, {}) | self._moved(
+                self.state(level), change, changes.correction.get(level, {})
+            )
+        moved = self._moved(self.shared, changes.shared, changes.correction.get(SHARED, {}))
+        shared = self.shared | moved | changes.given
         return dataclasses.replace(
             self, shared=shared, private=private, round=self.round + 1, extra=changes.extra, states=changes.states
         )
 
-    def _moved(self, state: Tensors, change: CoveredMean) -> Tensors:
+    def _moved(self, state: Tensors, change: CoveredMean, correction: Tensors) -> Tensors:
         for name, update in only(change.values, self.layout.parameters).items():
             update.add_(state[name])  # in the memory of the update
+            if name in correction:
+                update.add_(correction[name])
         return change.over(state)
 
     def measured(self, buffers: Mapping[int, Tensors]) -> "Server":

@@ -1,10 +1,10 @@
 """Means over seeds, always ± half width of the 95 % confidence interval (Student's t), and tests of differences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -31,14 +31,6 @@ def _within(angle: float, df: int) -> float:
     return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
 
 
-def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean and the half width of its 95 % confidence interval, which is ``None`` for a single value."""
-    mean, count = float(np.mean(values)), len(values)
-    if count < 2:
-        return mean, None
-    return mean, student_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
-
-
 @dataclass(frozen=True)
 class Estimate:
     """A mean over seeds with the half width of its 95 % confidence interval, which is unknown for one seed."""
@@ -47,8 +39,16 @@ class Estimate:
     half_width: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Estimate":
-        return cls(*mean_and_half_width(values))
+    def of(cls, values: Sequence[float], **more: Any) -> Self:
+        mean, count = float(np.mean(values)), len(values)
+        error = float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else None
+        return cls(mean, None if error is None else student_quantile(count - 1) * error, **more)
+
+
+def estimate(values: Iterable[float | None]) -> Estimate | None:
+    """The mean of those values that are known; ``None`` if there are none."""
+    known = [value for value in values if value is not None]
+    return Estimate.of(known) if known else None
 
 
 def plus_minus(found: Estimate, spec: str = ".1f", scale: float = 1) -> str:
@@ -70,16 +70,15 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     """Compares two methods seed by seed: the values at the same position have the same seed."""
     gaps = [one - other for one, other in zip(ours, theirs, strict=True)]
     visible = visible_effect(len(gaps)) * float(np.std(gaps, ddof=1)) if len(gaps) > 1 else None
-    return Difference(*mean_and_half_width(gaps), sum(gap > 0 for gap in gaps), visible, p_value(gaps))
+    return Difference.of(gaps, wins=sum(gap > 0 for gap in gaps), visible_from=visible, p_value=p_value(gaps))
 
 
 def p_value(values: Sequence[float]) -> float | None:
     """How likely a mean at least as far from 0 is if the true mean is 0: Student's t, two-sided."""
-    mean, half_width = mean_and_half_width(values)
-    if half_width is None:
+    df, mean = len(values) - 1, float(np.mean(values))
+    if not df:
         return None
-    df = len(values) - 1
-    error = half_width / student_quantile(df)
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return 1 - _within(math.atan2(abs(mean), error * math.sqrt(df)), df) if mean else 1.0
 
 
@@ -144,12 +143,8 @@ def correlation(x: Sequence[float | None], y: Sequence[float | None]) -> Correla
     ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
     if len(pairs) < FEWEST_POINTS or np.ptp(ours) == 0 or np.ptp(theirs) == 0:
         return Correlation(len(pairs), None, None)
-    return Correlation(len(pairs), _pearson(ours, theirs), _pearson(_ranks(ours), _ranks(theirs)))
-
-
-def _pearson(x: Sequence[float], y: Sequence[float]) -> float:
-    a, b = (np.asarray(values, dtype=np.float64) - np.mean(values) for values in (x, y))
-    return float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1, 1))
+    pearson, spearman = (np.corrcoef(*both)[0, 1] for both in ((ours, theirs), (_ranks(ours), _ranks(theirs))))
+    return Correlation(len(pairs), float(pearson), float(spearman))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

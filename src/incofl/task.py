@@ -15,9 +15,8 @@ from incofl.errors import ConfigError, nearest
 from incofl.imports import load_attribute
 
 IGNORED = -100  # the target of a position that counts in no loss and no metric
-UNSEEN = (
-    "_unseen_clients"  # behind the name of a metric: of examples of people or devices that take no part in training
-)
+# Behind the name of a metric: of examples of people or devices that take no part in training.
+UNSEEN = "_unseen_clients"
 Mean = Callable[[Any, Tensor], Tensor | float]  # of an output and a target: a mean over the batch
 
 

@@ -25,7 +25,21 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def clone(a: Mapping[str, Tensor]) -> Tensors:
     """A snapshot that later in-place changes of ``a`` cannot reach."""
-    return {name: empty(value.shape, value.dtype).copy_(value.detach()) for name, value in a.items()}
+    return {name: _clone(value.detach()) for name, value in a.items()}
+
+
+def _clone(value: Tensor) -> Tensor:
+    if value.is_cpu:
+        return value.clone(memory_format=memory_format(value.dim()))
+    return empty(value.shape, value.dtype).copy_(value)
+
+
+def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
+    """What ``a`` is more than the entries of ``b`` of the same names; shares memory with neither."""
+    values = list(a.values())
+    if all(value.is_cpu and value.dim() != 4 for value in values):  # those have a memory format of their own
+        return dict(zip(a, torch._foreach_sub(values, [b[name] for name in a]), strict=True)) if a else {}
+    return {name: value.sub_(b[name].cpu()) for name, value in clone(a).items()}
 
 
 def only(a: Mapping[str, _T], names: Set[str]) -> dict[str, _T]:
@@ -41,12 +55,22 @@ def norm(tensor: Tensor) -> float:
 
 def num_bytes(a: Mapping[str, Tensor]) -> int:
     """Bytes of the elements, as they would cross a network uncompressed."""
-    return sum(value.numel() * value.element_size() for value in a.values())
+    return sum(value.nbytes for value in a.values())
 
 
 def all_finite(a: Mapping[str, Tensor]) -> bool:
     """Whether no element is NaN or infinite."""
     return all(bool(torch.isfinite(value).all()) for value in a.values())
+
+
+def all_bounded(values: Sequence[Tensor], most: float) -> bool:
+    """Whether the norm of every tensor is at most a bound; none with a NaN in it is. Counters are whole numbers."""
+    floats = [x for x in values if x.dtype.is_floating_point]
+    if len(floats) < len(values):
+        counters = torch.cat([x.reshape(-1) for x in values if not x.dtype.is_floating_point])
+        if float(counters.to(torch.float64).norm()) > most:  # of all together
+            return False
+    return not floats or float(torch.stack(torch._foreach_norm(floats)).max()) <= most
 
 
 def map_inputs(f: Callable[[Tensor], _T], inputs: Inputs) -> _T | tuple[_T, ...] | dict[str, _T]:
@@ -77,7 +101,9 @@ def num_examples(inputs: Inputs) -> int:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """One torch thread inside, the previous number afterwards."""
-    before = torch.get_num_threads()
+    if (before := torch.get_num_threads()) == 1:
+        yield
+        return
     torch.set_num_threads(1)
     try:
         yield

@@ -219,7 +219,12 @@ def test_runs_that_differ_in_the_seed_alone_belong_together(tmp_path: Path) -> N
         for method in ("heteroavg", "incoavg")
         for seed in (0, 1)
     ]
-    groups = {label: [run.name for run in group] for label, group in by_seed(runs).items()}
+    groups = {group.label: [run.name for run in group.runs] for group in by_seed(runs)}
     assert groups == {"heteroavg": ["heteroavg-s0", "heteroavg-s1"], "incoavg": ["incoavg-s0", "incoavg-s1"]}
     runs += [saved(f"alpha{alpha}-s0", "method=incoavg", f"data.alpha={alpha}") for alpha in (1, 2)]
-    assert list(by_seed(runs)) == ["heteroavg", "incoavg, alpha 0.5", "incoavg, alpha 1", "incoavg, alpha 2"]
+    assert [group.label for group in by_seed(runs)] == [
+        "heteroavg",
+        "incoavg, alpha 0.5",
+        "incoavg, alpha 1",
+        "incoavg, alpha 2",
+    ]

@@ -413,9 +413,9 @@ def test_moon_on_a_model_without_features(incofl: Shell, monkeypatch: pytest.Mon
     from torch import nn
 
     from incofl.layout import Layout
-    from incofl.models import MODELS, Family, ModelOptions
+    from incofl.models import MODELS, Family
 
-    def headless(options: ModelOptions) -> tuple[nn.Module, Layout]:
+    def headless() -> tuple[nn.Module, Layout]:
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.LogSoftmax(1))
         return model, Layout.of(model, {}, [["1"]], {})
 

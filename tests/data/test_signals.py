@@ -184,12 +184,12 @@ NARROW = "\n".join([" ".join(["1.0"] * 127)] * 96)
         (write(GYRO, ""), r"body_gyro_y_train.txt: not a readable table .*contained no data"),
         (replace(GYRO, "e+00", "e+oo", 1), r"body_gyro_y_train.txt: .*could not convert string .* at row 0"),
         (replace(GYRO, " 1.", " nan #", 1), r"body_gyro_y_train.txt: not a readable table of numbers"),
-        (write("train/y_train.txt", "1\n2\n"), r"train: y_train.txt has 2 lines, expected 96 as in subject_train.txt"),
-        (write("test/subject_test.txt", "2\n"), r"test: y_test.txt has 32 lines, expected 1 as in subject_test.txt"),
-        (replace("train/y_train.txt", "2", "7"), r"y_train.txt: a number is 7, expected 1 to 6; the file is damaged"),
-        (replace("test/y_test.txt", "2", "1.5"), r"y_test.txt: a number is 1.5, expected 1 to 6; the file is damaged"),
-        (replace("test/subject_test.txt", "4", "31"), r"subject_test.txt: a number is 31, expected 1 to 30"),
-        (replace("test/subject_test.txt", "4", "0"), r"subject_test.txt: a number is 0, expected 1 to 30"),
+        (write("train/y_train.txt", "1\n2\n"), r"train/y_train.txt: 2 lines, expected 96 as in subject_train.txt"),
+        (write("test/subject_test.txt", "2\n"), r"test/y_test.txt: 32 lines, expected 1 as in subject_test.txt"),
+        (replace("train/y_train.txt", "2", "7"), r"y_train.txt: a label is 7, expected 1 to 6; the file is damaged"),
+        (replace("test/y_test.txt", "2", "1.5"), r"y_test.txt: a label is 1.5, expected 1 to 6; the file is damaged"),
+        (replace("test/subject_test.txt", "4", "31"), r"subject_test.txt: a label is 31, expected 1 to 30"),
+        (replace("test/subject_test.txt", "4", "0"), r"subject_test.txt: a label is 0, expected 1 to 30"),
     ],
 )
 def test_refused(tmp_path: Path, change: Callable[[Path], None], words: str) -> None:

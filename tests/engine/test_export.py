@@ -10,7 +10,7 @@ import torch
 import incofl
 from incofl.engine.build import build_data, build_model
 from incofl.errors import RunError
-from incofl.models import ModelOptions, find_family
+from incofl.models import ModelOptions, build_module
 from tests.federations import tiny_config
 from tests.shell import Shell
 
@@ -22,7 +22,7 @@ def base(config: incofl.Config) -> Any:
     """The model before the first round, without adapters."""
     model = build_model(config)
     options = ModelOptions(shape=(1, 8, 8), classes=10, width=config.model.width or 1.0)
-    module, _ = find_family(config.model.name).make(options)
+    module, _ = build_module(config.model.name, options)
     module.load_state_dict({n.replace(".base_layer", ""): v for n, v in model.initial.items() if ".lora_" not in n})
     return module
 

@@ -17,12 +17,14 @@ from tests.federations import tiny_config
 from tests.flower.fleets import FIRST, comparable, final_state, fleet, rows, settings
 from tests.flower.loop import LoopGrid
 
+VIT = ("model.name=tiny-vit", "model.patch=2")
 RANKS = ("model.name=tiny-mlp", "split.levels=[2, 4, 8]")
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if not name.endswith("+noise")])  # a server's matter
 def test_two_rounds_are_those_of_the_engine(method: str, tmp_path: Path) -> None:
-    config = tiny_config(f"method={method}", "rounds=2", "engine.workers=1", *(RANKS if method in ADAPTERS else ()))
+    other = RANKS if method in ADAPTERS else VIT if method.startswith("reefl") else ()
+    config = tiny_config(f"method={method}", "rounds=2", "engine.workers=1", *other)
     incofl.run(config, tmp_path / "here", progress=False)
     grid = fleet(config)
     serve(grid, config, settings(tmp_path / "there", window=2))

@@ -176,19 +176,20 @@ def test_garbage_costs_no_memory(federation: Federation, genuine: RecordDict) ->
         assert peak < 2**20
 
 
+@pytest.mark.parametrize(("value", "words"), [(np.nan, "not finite"), (1e20, "values up to 1.0e+20, expected a norm")])
 @pytest.mark.parametrize("part", ["update", "buffers", "extra"])
-def test_values_that_are_none_are_refused_where_all_uploads_are(
-    part: str, federation: Federation, genuine: RecordDict
+def test_values_out_of_bounds_are_refused_where_all_uploads_are(
+    part: str, value: float, words: str, federation: Federation, genuine: RecordDict
 ) -> None:
     content = wired(genuine)
     name = min(n for n, array in content[part].items() if array.dtype == "float32")
     values = content[part][name].numpy().copy()
-    values.flat[-1] = np.nan
+    values.flat[-1] = value
     content[part][name] = Array(values)
     upload, _ = decode_reply(content, federation, JOB)
     stats = RoundStats()
     assert list(stats.validated(iter([[upload]]))) == [[]]
-    assert "not finite" in str(stats.rejected[0]["reason"])
+    assert words in str(stats.rejected[0]["reason"])
 
 
 def test_what_nodes_say_went_wrong(federation: Federation) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import incofl
+from incofl.analysis.runs import read_groups
 from incofl.config import load_config
 from incofl.report.page import make_page
-from incofl.report.runs import read_groups
 from tests.flower.deployment import LONG, Deployment, write_app
 from tests.flower.fleets import comparable, final_state
 

@@ -21,11 +21,19 @@ from tests.federations import FAMILIES, family_config, run_rounds, tiny_config, 
 from tests.texts import write_shakespeare
 
 # Where a method is the same as another in the first rounds, or must differ from it.
-PER_SIZE = ("fedavg", "fedprox", "fednova", "scaffold", "moon")
-SPLIT = ("heteroavg", "heteroprox", "heteronova", "heteroscaffold", "heteromoon")
-UNEQUAL = ("heterofl", "inclusivefl", "fedrolex", "scalefl")
+PER_SIZE = ("fedavg", "fedprox", "fednova", "scaffold", "moon", "feddyn", "fedbn")
+PAPERS = ("heteroavg", "heteroprox", "heteronova", "heteroscaffold", "heteromoon")
+SPLIT = (*PAPERS, "heterodyn", "heterobn")
+FEDOPT = tuple(f"{form}{name}" for form in ("fed", "hetero", "inco") for name in ("avgm", "adam", "yogi"))
+WIDTH = ("heterofl", "fedrolex", "fedrand", "fedecover", "fjord")
+UNEQUAL = (*WIDTH, "inclusivefl", "scalefl", "nefl", "depthfl", "reefl", "fedfloor")
 # What test_noise.py and test_lora.py are about is left out.
 NAMES = [name for name in METHODS if not name.endswith("+noise") and name not in ADAPTERS]
+
+
+def model_for(name: str) -> list[str]:
+    """The model on which a method is tried, where not the usual one."""
+    return ["model.name=tiny-vit", "model.patch=2"] if name.startswith("reefl") else []
 
 
 def same(a: Tensors, b: Tensors) -> bool:
@@ -36,13 +44,14 @@ def test_all_promised_names_are_there() -> None:
     promised = {
         *PER_SIZE,
         *SPLIT,
+        *FEDOPT,
         *(name.replace("hetero", "inco") for name in SPLIT),
         *UNEQUAL,
         *(f"{name}+inco" for name in UNEQUAL),
         *("allsmall", "alllarge", "largestonly"),
     }
     lora = {"fedit", "covered", "hetlora", "random-ranks", "flexlora", "raflora", "flora", "ffa", "rolora", "fedex"}
-    assert set(METHODS) == promised | {f"{name}+noise" for name in SPLIT} | lora
+    assert set(METHODS) == promised | {f"{name}+noise" for name in PAPERS} | lora
     assert lora == ADAPTERS
     for base in SPLIT:
         assert METHODS[f"{base}+inco"] is METHODS[base.replace("hetero", "inco")]
@@ -58,9 +67,17 @@ def text_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_two_rounds(name: str, family: str, text_root: Path) -> None:
     """On every family of models, or refused in one line."""
-    config = family_config(family, text_root, f"method={name}")
-    if name.startswith("scalefl") and not family.startswith("tiny-resnet"):
-        with pytest.raises(ConfigError, match="cannot have early exits, expected a ResNet or a model with"):
+    # What starts as the identity hardly moves in two rounds.
+    start = ["split.start=random"] if name.startswith("fedfloor") else []
+    config = family_config(family, text_root, f"method={name}", *start)
+    if name.endswith("bn") and family not in ("tiny-resnet", "tiny-mlp", "tiny-resnet-1d"):
+        with pytest.raises(ConfigError, match="fedbn needs a model with batch norm"):
+            build(config)
+    elif name.startswith("nefl") and family in ("tiny-lstm", "tests.own_models:encoder"):
+        with pytest.raises(ConfigError, match="cannot have steps, expected residual blocks of which the layout says"):
+            build(config)
+    elif name.startswith("reefl") and family != "tiny-vit":
+        with pytest.raises(ConfigError, match="cannot have a shared exit, expected a ViT or a model with a method"):
             build(config)
     else:
         check_method(build(config))
@@ -75,8 +92,8 @@ def check_method(federation: Federation) -> None:
         assert all(same(a, b) for a, b in zip(snapshot(server), before, strict=True))
         assert all(all_finite(tensors) for tensors in snapshot(after))
         held = {n: torch.zeros(layout.shapes[n]) for n in layout.parameters}
-        for job in federation.schedule(round, 4):
-            piece = federation.slice(job.level, round)
+        for job in federation.schedule(round, 4, server=server):
+            piece = federation.slice_of(job)
             piece.put({n: torch.ones(s) for n, s in piece.shapes.items() if n in held}, held)
         for level in federation.levels_in_use:
             for n, mask in held.items():
@@ -95,7 +112,9 @@ def snapshot(server: Server) -> list[Tensors]:
     return [clone(server.shared), *map(clone, server.private.values()), *map(clone, server.extra.values())]
 
 
-@pytest.mark.parametrize("name", ["incoscaffold", "heteromoon", "heteronova", "heterofl", "fedrolex", "scalefl+inco"])
+@pytest.mark.parametrize(
+    "name", ["incoscaffold", "heteromoon", "heteronova", "heterofl", "fedrolex", "fedrand", "fedecover", "scalefl+inco"]
+)
 def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
     """Memories, variates, measured statistics, lengths, moving windows and exits through shared memory."""
     settings = [f"method={name}", "cohort=6", "data.clients=8", "rounds=3", "aggregate.precision=float64"]
@@ -107,7 +126,7 @@ def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
     assert [json.loads(row)["accuracy"] for row in rows[0]] == [json.loads(row)["accuracy"] for row in rows[1]]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "+" not in name and not name.startswith("inco")])
+@pytest.mark.parametrize("name", [n for n in NAMES if "+" not in n and not n.startswith(("inco", "reefl"))])
 def test_every_method_takes_the_default_model_and_every_preset(name: str) -> None:
     """Five sizes of ResNet26, on digits and as in the paper's protocols."""
     for preset in (None, "demo", "paper-cifar10", "paper-fashion-mnist"):
@@ -125,7 +144,7 @@ def differs(a: torch.Tensor, b: torch.Tensor) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_resumed_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Three rounds at once, or two and then one: with memories, variates and momenta."""
-    settings = [f"method={name}", "cohort=6", "data.clients=8", "scalefl.distil_after=1"]
+    settings = [f"method={name}", "cohort=6", "data.clients=8", "scalefl.distil_after=1", *model_for(name)]
     incofl.run(tiny_config(*settings, "rounds=3"), tmp_path / "a")
     incofl.run(tiny_config(*settings, "rounds=2"), tmp_path / "b")
     incofl.run(tiny_config(*settings, "rounds=3"), tmp_path / "b", resume=True)
@@ -135,7 +154,7 @@ def test_resumed_bit_for_bit(name: str, tmp_path: Path) -> None:
         {path.name: path.read_bytes() for path in (tmp_path / run).glob("checkpoint/clients/*")} for run in "ab"
     ]
     assert memories[0] == memories[1]
-    assert bool(memories[0]) == any(word in name for word in ("scaffold", "moon"))
+    assert bool(memories[0]) == any(word in name for word in ("scaffold", "moon", "dyn", "bn"))
 
 
 @pytest.mark.parametrize("family", FAMILIES[2:])
@@ -159,7 +178,8 @@ def test_differs_from_fedavg(name: str) -> None:
     base = "fedavg" if method.server.separate else "heteroavg"
     policy = "average" if method.split.window != "prefix" else "per-level"
     options = ["cohort=6", "data.clients=6", f"split.kind={method.split.kind or 'stage'}", f"buffers={policy}"]
-    options += [f"aggregate.weighting={method.server.weighting}"]
+    options += [f"aggregate.weighting={method.server.weighting}", *model_for(name)]
+    options = [option.replace("stage", "layer") for option in options] if model_for(name) else options
     ours = run_rounds(tiny_federation(f"method={name}", *options), 3, cohort=6)[-1]
     theirs = run_rounds(tiny_federation(f"method={base}", *options), 3, cohort=6)[-1]
     level = max(ours.population)
@@ -171,7 +191,7 @@ def test_differs_from_fedavg(name: str) -> None:
 def test_inco_changes_deep_layers_only(name: str) -> None:
     """In the first round: the base method with other updates of the layers that have a shallow counterpart."""
     base = name.removesuffix("+inco") if "+" in name else name.replace("inco", "hetero", 1)
-    with_inco, without = (run_rounds(tiny_federation(f"method={n}"), 1)[-1] for n in (name, base))
+    with_inco, without = (run_rounds(tiny_federation(f"method={n}", *model_for(name)), 1)[-1] for n in (name, base))
     deep = with_inco.layout.shallow.keys()
     changed = set()
     for level in with_inco.population:
@@ -192,6 +212,7 @@ def test_documented(name: str) -> None:
         if base.startswith(prefix) and base not in UNEQUAL:
             base = "fed" + base.removeprefix(prefix)
     base = {"fedscaffold": "scaffold", "fedmoon": "moon"}.get(base, base)
+    base = "server_optimizers" if name in FEDOPT else base
     base = "fedavg" if METHODS[name].level != "own" else base
     text = importlib.import_module(f"incofl.methods.{base}").__doc__
     assert text is not None
@@ -211,6 +232,12 @@ def test_documented(name: str) -> None:
         "fedrolex rolex.direction=backward",
         "scalefl+inco scalefl.gamma=0.1",
         "inclusivefl inclusive.beta=0.5",
+        "incodyn feddyn.alpha=0.3",
+        "fedadam server-adam.tau=0.1",
+        "fedecover fedrand.scale=always",
+        "fjord+inco fjord.distil=false",
+        "nefl nefl.norms=false",
+        "depthfl depthfl.alpha=0.1",
         "heteroavg server.lr=0.5",
         "fedavg noise.uploads=0.5",
         "incoavg inco.rule=theorem",
@@ -251,6 +278,10 @@ def test_options_of_another_method_change_nothing() -> None:
         (["method=fedrolex", "buffers=per-level"], "buffers: got 'per-level', expected 'static' or 'average'"),
         (["method=heteromoon", "buffers=static"], "buffers: got 'static', expected another"),
         (["method=moon", "engine.compile=true"], "engine.compile: got true, expected false"),
+        (["feddyn.alpha=0"], "feddyn.alpha: got 0, expected a number > 0"),
+        (["depthfl.rise=0"], "depthfl.rise: got 0, expected a whole number >= 1 or 'none'"),
+        (["nefl.steps=1"], "nefl.steps: got 1, expected true or false"),
+        (["split.rounding=half"], "split.rounding: got 'half', expected 'up' or 'down'"),
         (["inclusive.beta=1.5"], "inclusive.beta: got 1.5, expected a number from 0 to 1"),
         (
             ["method=heterofl", "split.kind=stage"],
@@ -264,9 +295,9 @@ def test_options_out_of_range(settings: list[str], words: str) -> None:
     assert words in str(problem.value)
 
 
-def test_scalefl_needs_exits() -> None:
-    with pytest.raises(ConfigError, match="ResidualMlp cannot have early exits"):
-        tiny_federation("method=scalefl", "model.name=tiny-mlp")
+def test_scalefl_needs_blocks() -> None:
+    with pytest.raises(ConfigError, match="HeadFirst cannot have early exits"):
+        tiny_federation("method=scalefl", "model.name=tests.own_models:without_blocks")
 
 
 def test_rejected_clients_remember_nothing() -> None:

@@ -76,11 +76,14 @@ def test_the_largest_level_is_the_whole_model() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_without_exits_are_refused(name: str) -> None:
+def test_every_model_has_exits(name: str) -> None:
     texts, signals = ModelOptions(shape=(7,), vocabulary=5), ModelOptions(shape=(9, 64), width=0.125)
     options = {"texts": texts, "signals": signals}.get(MODELS[name].input, ModelOptions(width=0.125))
-    if "resnet" in name:
-        assert len(make_model(name, options, extend=exits(3)).layout.exits) == 3
-    else:
-        with pytest.raises(ConfigError, match="cannot have early exits, expected a ResNet or a model with a method"):
-            make_model(name, options, extend=exits(3))
+    exits_of = make_model(name, options, extend=exits(3)).layout.exits
+    assert len(set(exits_of.values())) == 3
+    assert list(exits_of)[:2] == ["exits.0", "exits.1"]
+
+
+def test_a_model_without_blocks_has_none() -> None:
+    with pytest.raises(ConfigError, match="cannot have early exits, expected blocks, an axis of classes"):
+        make_model("tests.own_models:without_blocks", ModelOptions(shape=(1, 8, 8)), extend=exits(3))

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from incofl.errors import LayoutError
 from incofl.layout import Layout
-from incofl.models import MODELS, Family, ModelOptions, as_model
+from incofl.models import MODELS, Family, ModelOptions, as_model, build_module
 from incofl.split import Splitter, make_splitter, submodel
 
 
@@ -77,7 +77,7 @@ def options_of(family: Family) -> ModelOptions:
 @pytest.mark.parametrize("name", MODELS)
 def test_inference_equals_the_layouts_written_by_hand(name: str) -> None:
     options = options_of(MODELS[name])
-    module, by_hand = MODELS[name].make(options)
+    module, by_hand = build_module(name, options)
     dtype = torch.long if options.vocabulary else torch.float32
     before = copy.deepcopy(module.state_dict())
     layout = Layout.infer(module, torch.zeros(3, *options.shape, dtype=dtype))

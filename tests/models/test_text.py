@@ -112,8 +112,9 @@ class TestBoth:
 
 def direct_network(name: str, options: ModelOptions, depth: int, dim: int, heads: int) -> nn.Module:
     if name == "tiny-lstm":
-        return StackedLstm(depth, dim, options.vocabulary, options.classes, options.sequence)
-    return TextTransformer(depth, dim, heads, options.vocabulary, 12, options.classes, options.sequence)
+        return StackedLstm(options.vocabulary, options.classes, options.sequence, depth=depth, dim=dim)
+    text = (12,), options.vocabulary, options.classes, options.sequence
+    return TextTransformer(*text, depth=depth, dim=dim, heads=heads)
 
 
 def test_models_of_images_refuse_texts() -> None:

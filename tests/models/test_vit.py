@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from typer.testing import CliRunner
 
@@ -17,7 +17,7 @@ from incofl.errors import ConfigError
 from incofl.layout import Axis
 from incofl.models import Model, ModelOptions, make_model
 from incofl.models.model import shapes_of
-from incofl.models.vit import VisionTransformer, default_patch
+from incofl.models.vit import NORM_EPS, Block, VisionTransformer, default_patch
 from incofl.split import Splitter, make_splitter, submodel
 from incofl.tensors import Tensors
 from tests.federations import run_rounds, tiny_config, tiny_federation
@@ -111,7 +111,8 @@ def test_a_slice_is_the_small_network_itself(kind: str, levels: object, level: i
     state = piece.take(server)
     cut = submodel(model.template, model.layout, piece)
     hidden = state["blocks.0.mlp.fc1.weight"].shape[0]
-    direct = VisionTransformer((1, 8, 8), 10, 1, dim, splitter.depths[level][0], heads, head_dim=8, mlp=hidden)
+    direct, (depth,) = VisionTransformer((1, 8, 8), 10, dim=dim, heads=1, patch=1), splitter.depths[level]
+    direct.blocks = nn.Sequential(*[Block(dim, heads, 8, hidden, NORM_EPS) for _ in range(depth)])
     x = torch.randn(3, 1, 8, 8, generator=generator)
     for module in (cut, direct):
         module.load_state_dict(state, strict=module is direct)
@@ -172,8 +173,8 @@ def test_patches_suit_the_images(side: int, patch: int) -> None:
             "model.patch: got 3 for images of 8 x 8, expected what divides them: 1, 2, 4, 8; or another data.side",
         ),
         (["model.name=vit-s", "data.side=200"], "model.patch: got 16 for images of 200 x 200, expected what divides"),
-        (["model.name=resnet26", "model.patch=4"], "model.patch: got 4, expected none: resnet26 has no such option"),
-        (["model.name=tiny-mlp", "model.depth=4"], "model.depth: got 4, expected none: tiny-mlp has no such option"),
+        (["model.name=resnet26", "model.patch=4"], "model.patch: got 4, but resnet26 has no parameter 'patch'"),
+        (["model.name=tiny-mlp", "model.depth=4"], "model.depth: got 4, but tiny-mlp has no parameter 'depth'"),
     ],
 )
 def test_impossible_sizes(settings: list[str], words: str) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from incofl.analysis.runs import read_groups
 from incofl.data import Data
 from incofl.engine.run import run
 from incofl.engine.run_folder import RunFolder
 from incofl.report import tables
 from incofl.report.figures import by_level, cohorts, of_section, thinned
 from incofl.report.page import make_page, write_report
-from incofl.report.runs import read_groups
 from tests.federations import tiny_config
 from tests.shell import Shell
 

@@ -34,7 +34,7 @@ def test_stage_splitting_of_signals_gives_shallow_resnets() -> None:
     for level, depth in enumerate(splitter.depths):
         piece = splitter.slice(model.layout, level, 0)
         small = submodel(model.template, model.layout, piece)
-        direct = ResNet(depth, 0.125, channels=9, classes=6, dimensions=1)
+        direct = ResNet(depth, (9, 128), 6, 0.125)
         for module in (small, direct):
             module.load_state_dict(piece.take(model.initial))
         x = torch.randn(4, 9, 128, generator=torch.Generator().manual_seed(0))
@@ -48,7 +48,7 @@ def test_hetero_splitting_gives_the_narrow_resnets(level: int, width: float) -> 
     small = submodel(model.template, model.layout, piece)
     state = piece.take(model.initial)
     small.load_state_dict(state)
-    direct = ResNet(DEPTHS["resnet26"], width, channels=1, stem="small")
+    direct = ResNet(DEPTHS["resnet26"], (1, 8, 8), width=width, stem="small")
     direct.load_state_dict(state)
     x = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     assert torch.equal(small.eval()(x), direct.eval()(x))

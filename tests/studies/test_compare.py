@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from incofl import METHODS, InCo, compare
+from incofl.analysis.runs import RecordedRun
 from incofl.cli.display import print_table
 from incofl.config import make_config
 from incofl.errors import ConfigError, RunError
@@ -23,19 +25,22 @@ from tests.own import Net, data
 from tests.shell import Shell
 
 
-def written(out: Path, curves: dict[str, list[list[float]]]) -> list[MethodResult]:
-    """Compares runs with these accuracies, round by round, for each method and seed."""
+def written(out: Path, curves: Mapping[str, Sequence[Sequence[float | None]]]) -> list[MethodResult]:
+    """Compares runs with these accuracies, round by round, for each method and seed; ``None``: not evaluated."""
     for method, seeds in curves.items():
         for seed, curve in enumerate(seeds):
             folder = out / f"{method}-s{seed}"
             folder.mkdir(parents=True)
-            lines = [
-                json.dumps({"round": at, "accuracy": accuracy, "accuracy_by_level": [accuracy - 0.1, accuracy + 0.1]})
-                for at, accuracy in enumerate(curve, start=1)
+            levels = [None if accuracy is None else [accuracy - 0.1, accuracy + 0.1] for accuracy in curve]
+            rows = [
+                {"round": at, "accuracy": accuracy, "accuracy_by_level": of_levels}
+                for at, (accuracy, of_levels) in enumerate(zip(curve, levels, strict=True), start=1)
             ]
-            (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+            (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
             (folder / "summary.json").write_text('{"levels": [0, 1]}')
-    return summarise({(m, seed): make_config() for m, seeds in curves.items() for seed in range(len(seeds))}, out)
+            (folder / "config.toml").write_text(make_config().to_toml())
+    arms = [(method, seed) for method, seeds in curves.items() for seed in range(len(seeds))]
+    return summarise({(method, seed): RecordedRun(out / f"{method}-s{seed}") for method, seed in arms})
 
 
 def test_a_short_run_is_judged_by_its_last_round(tmp_path: Path) -> None:
@@ -110,9 +115,10 @@ def test_the_metric_of_the_task_is_compared_in_its_direction(tmp_path: Path) -> 
         folder = tmp_path / f"{method}-s{seed}"
         folder.mkdir()
         (folder / "summary.json").write_text('{"levels": [2]}')
+        (folder / "config.toml").write_text(configs[method, seed].to_toml())
         row = {"round": 1, "accuracy": error, "accuracy_by_level": [error]}
         (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    results = summarise(configs, tmp_path)
+    results = summarise({(method, seed): RecordedRun(tmp_path / f"{method}-s{seed}") for method, seed in configs})
     assert (results[1].metric, results[1].percent) == ("rmse", False)
     line = table(results)[2]
     assert line[1].startswith("2.550 ± ")
@@ -122,7 +128,7 @@ def test_the_metric_of_the_task_is_compared_in_its_direction(tmp_path: Path) -> 
 
 def test_runs_without_evaluation_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="heteroavg-s0: was never evaluated, expected data with a test set"):
-        written(tmp_path, {"heteroavg": [[]]})
+        written(tmp_path, {"heteroavg": [[None]]})
 
 
 def test_markdown() -> None:
@@ -201,10 +207,10 @@ def test_levels_are_named_by_what_they_are(incofl: Shell, tmp_path: Path) -> Non
 
 
 def test_an_impossible_method_is_refused_before_the_first_run(incofl: Shell, tmp_path: Path) -> None:
-    arms = ("-m", "heteroavg,scalefl", "--seeds", "0", "--set", "model.name=tiny-mlp", "--set", "split.kind=auto")
+    arms = ("-m", "heteroavg,reefl", "--seeds", "0", "--set", "model.name=tiny-mlp", "--set", "split.kind=auto")
     code, _, err = incofl("compare", *SMALL, *arms, "-o", tmp_path / "out")
     assert code == 2
-    assert "cannot have early exits, expected a ResNet or a model with a method add_exits" in err
+    assert "cannot have a shared exit, expected a ViT or a model with a method add_shared_exit" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -289,7 +295,8 @@ def test_methods_need_names_of_their_own(tmp_path: Path) -> None:
 
 def test_baselines_are_what_needs_no_slices() -> None:
     found = {name for name, method in METHODS.items() if method.is_baseline}
-    assert found == {"fedavg", "fedprox", "fednova", "scaffold", "moon", "allsmall", "largestonly", "fedit"}
+    per_size = {"fedavg", "fedprox", "fednova", "scaffold", "moon", "feddyn", "fedbn", "fedavgm", "fedadam", "fedyogi"}
+    assert found == per_size | {"allsmall", "largestonly", "fedit"}
     assert set(BASELINES) <= found
 
 

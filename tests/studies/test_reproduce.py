@@ -47,6 +47,18 @@ def test_studies_share_runs() -> None:
     assert len(noise.keys() & table1.keys()) == len(rules.keys() & table1.keys()) == 6
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_papers_rules_are_run_per_layer(scale: str) -> None:
+    """Algorithm 1 and the theorem are formulas of whole layers; rows per kernel say that they are."""
+    granularity = {"layer": "tensor", "kernel": "kernel"}
+    rows = [cell for cell in cells(load_study("rules"), load_scale(scale)) if cell.row != "HeteroAvg"]
+    assert {"algorithm1, per layer", "theorem, per layer"} <= {cell.row for cell in rows}
+    for cell in rows:
+        rule, _, unit = cell.row.partition(", per ")
+        for config in cell.arms.values():
+            assert (config.methods["inco"].rule, config.methods["inco"].granularity) == (rule, granularity[unit])
+
+
 def test_a_run_is_named_by_what_makes_it() -> None:
     base = cells(load_study("rules"), load_scale("mini"))[0]
     moved = cells(load_study("rules"), load_scale("mini"), ("data.root=elsewhere", "engine.workers=2"))[0]

@@ -8,11 +8,12 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
 from incofl.analysis.runs import Folders, RecordedRun, by_seed, find_runs
 from incofl.engine.checkpoint import write_json
@@ -74,14 +75,7 @@ class Findings:
 
 def jsonable(value: Any) -> Any:
     """Returns dataclasses, arrays and mappings as JSON has them; null where a number is not finite."""
-    if is_dataclass(value):
-        return {entry.name: jsonable(getattr(value, entry.name)) for entry in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple | np.ndarray):
-        return [jsonable(entry) for entry in value]
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return to_jsonable_python(value, inf_nan_mode="null", fallback=lambda array: array.tolist())
 
 
 def cell(value: Any, form: str = ".3f") -> str:
@@ -93,7 +87,7 @@ def cell(value: Any, form: str = ".3f") -> str:
 
 def first_seeds(found: Mapping[RecordedRun, Found]) -> dict[str, Found]:
     """Returns what was found in the first run of each setting, for figures that cannot show all seeds."""
-    return {label: found[group[0]] for label, group in by_seed(list(found)).items()}
+    return {group.label: found[group.runs[0]] for group in by_seed(list(found))}
 
 
 def evenly(values: Sequence[Found], most: int) -> list[Found]:

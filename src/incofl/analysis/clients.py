@@ -4,6 +4,7 @@ A recorded server state and the seeds of the run determine a client's model afte
 computed again, gives the same bits as in the run.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -77,7 +78,7 @@ class Replay:
         """Computes the turn of a client in the round after a recorded one."""
         known = self.remembers and server.round
         memory = self._store.get(member.client, self.slice(server, member)) if known else {}
-        return self._worker.train(server, Job(member.client, member.level, server.round), memory)
+        return self._worker.train(server, self._job(server, member), memory)
 
     def model(self, server: Server, member: Member) -> nn.Module:
         """Returns a client's model after this turn, for evaluation; it is valid until the next turn is computed."""
@@ -86,7 +87,11 @@ class Replay:
 
     def slice(self, server: Server, member: Member) -> Slice:
         """Returns what the client holds in this turn."""
-        return self.federation.slice(member.level, server.round, member.client)
+        return self.federation.slice_of(self._job(server, member))
+
+    def _job(self, server: Server, member: Member) -> Job:
+        (job,) = self.federation.jobs([member.client], server.round, server)
+        return dataclasses.replace(job, level=member.level)
 
     @torch.inference_mode()
     def answers(self, module: nn.Module, x: Inputs) -> Any:

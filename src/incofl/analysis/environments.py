@@ -82,11 +82,12 @@ def relations(found: Layers) -> dict[str, Correlation]:
 
 def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = None) -> Findings:
     """Compares the first setting with each other one: runs of the same seed, round by round."""
-    (reference, firsts), *others = by_seed(runs).items()
+    first, *others = by_seed(runs)
     if not others:
         raise RunError("got runs of one setting, expected two, such as IID and non-IID")
+    reference, of_seed = first.label, {run.seed: run for run in first.runs}
     title = f"updates against those of {reference}: share of (deep layer, round) pairs in which shallow ones are closer"
-    findings, of_seed = Findings(title), {run.seed: run for run in firsts}
+    findings = Findings(title)
 
     def look_at(run: RecordedRun) -> Layers:
         if run.seed not in of_seed:
@@ -94,7 +95,7 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
         return compare_runs(of_seed[run.seed], run)
 
     comparisons = []
-    label_of = {run: label for label, group in others for run in group}
+    label_of = {run: group.label for group in others for run in group.runs}
     for run, found in findings.of_each(list(label_of), look_at).items():
         both = [of_seed[run.seed].name, run.name]
         # The paper's observation is that shallow layers are more similar.

@@ -14,20 +14,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 HEAT = "cividis"  # has equal steps in lightness and looks alike with any colour vision
 DPI = 150
 MARGINS, NARROWEST = (0.8, 1.2), 6.0  # inches around the panels, and for the title
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 5,
-    "legend.frameon": False,
-    "figure.titlesize": 10.5,
-}
+STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
 @contextmanager
@@ -35,12 +22,12 @@ def drawn(
     path: Path, title: str, size: tuple[float, float], count: int = 1, columns: int = 4, **subplots: Any
 ) -> Iterator[list["Axes"]]:
     """Gives ``count`` panels of a size in inches; in the end drops the empty ones, adds the legend and writes a PNG."""
-    import matplotlib as mpl
+    from matplotlib import style
     from matplotlib.figure import Figure
 
     shape = -(-count // columns), min(count, columns)
     width, height = (margin + number * side for margin, number, side in zip(MARGINS, shape[::-1], size, strict=True))
-    with mpl.rc_context(STYLE):
+    with style.context(STYLE):
         figure = Figure((max(width, NARROWEST), height), layout="constrained", facecolor="white")
         figure.suptitle(title, x=0.01, ha="left", wrap=True)
         panels = list(figure.subplots(*shape, squeeze=False, **subplots).flat)

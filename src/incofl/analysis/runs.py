@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from incofl.config import UNBOUND, Config, find_parts, load_config, read_toml
 from incofl.config.resolve import OBJECTS, name_of
@@ -19,7 +19,7 @@ from incofl.engine.run_folder import Row, RunFolder, summarise
 from incofl.errors import IncoflError, RunError
 from incofl.layout import Layout
 from incofl.server import Server
-from incofl.statistics import tail
+from incofl.statistics import tail, tail_name
 from incofl.task import CLASSIFICATION, TASKS, Task
 
 
@@ -110,10 +110,14 @@ class RecordedRun:
             return next((task for task in TASKS.values() if task.first == name), unknown)
 
     @cached_property
+    def evaluated(self) -> list[Row]:
+        """The rounds in which it was evaluated."""
+        return [row for row in self.rows if row["accuracy"] is not None]
+
+    @cached_property
     def judged(self) -> list[Row]:
         """The evaluations by which the run is judged."""
-        evaluated = [row for row in self.rows if row["accuracy"] is not None]
-        return tail(evaluated) if evaluated else []
+        return tail(self.evaluated) if self.evaluated else []
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -134,6 +138,9 @@ class RecordedRun:
 
 
 Folders = str | Path | Sequence[str | Path]
+Unit = Literal["number", "percent", "bytes"]
+Series = Callable[[RecordedRun], Iterable[float | None]]  # a value for each round, where it is known
+Points = tuple[list[float], list[float]]
 
 
 def find_runs(folders: Folders, objects: Mapping[str, Any] | None = None) -> list[RecordedRun]:
@@ -153,20 +160,85 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def by_seed(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in the seed alone, or in nothing that could change results."""
+
+    index: int  # place on the page; colour, dash and marker follow from it
+    label: str
+    runs: list[RecordedRun]  # by seed
+
+    @property
+    def several(self) -> bool:
+        return len(self.runs) > 1
+
+    def label_of(self, run: RecordedRun) -> str:
+        """Names a run of the group among all on the page; seeds that occur twice with their folder."""
+        again = sum(other.seed == run.seed for other in self.runs) > 1
+        return self.label + (f", seed {run.seed}" + f" ({run.name})" * again) * self.several
+
+    def mean(self, series: Series) -> Points:
+        """Returns the mean over the runs, of the rounds for which all have a value."""
+        values = [zip(run.rows, series(run), strict=True) for run in self.runs]
+        first, *others = [{row["round"]: y for row, y in own if y is not None} for own in values]
+        rounds = [x for x in first if all(x in other for other in others)]
+        return rounds, [fmean([first[x], *(other[x] for other in others)]) for x in rounds]
+
+
+class Groups(list[Group]):
+    """All runs of a page."""
+
+    @cached_property
+    def runs(self) -> list[RecordedRun]:
+        return [run for group in self for run in group.runs]
+
+    @cached_property
+    def labels(self) -> dict[RecordedRun, tuple[str, int]]:
+        """The name of each run on the page, and its group."""
+        return {run: (group.label_of(run), group.index) for group in self for run in group.runs}
+
+    @cached_property
+    def several(self) -> bool:
+        """Whether there are several seeds of something."""
+        return any(group.several for group in self)
+
+    @cached_property
+    def levels(self) -> list[int]:
+        return sorted({level for run in self.runs for level in run.levels})
+
+    @cached_property
+    def metric(self) -> tuple[str, Unit]:
+        """The name and the unit of the metric that takes the place of the accuracy."""
+        percent = all(run.task.all_metrics[run.task.first].percent for run in self.runs)
+        return self.runs[0].task.first, "percent" if percent else "number"
+
+    @cached_property
+    def measure(self) -> str:
+        """The evaluations by which the runs are judged, in words."""
+        judged = {tail_name(run.judged) for run in self.runs if run.judged}
+        return judged.pop() if len(judged) == 1 else "last evaluations"
+
+
+def by_seed(runs: Sequence[RecordedRun]) -> Groups:
     """Groups the runs that differ in the seed alone; labels are methods, with up to three keys that tell them apart."""
     binding = {run: {key: v for key, v in run.values.items() if key not in UNBOUND and key != "seed"} for run in runs}
-    groups: dict[str, list[RecordedRun]] = {}
+    alike: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(binding[run], sort_keys=True, default=str), []).append(run)
-    labelled: dict[str, list[RecordedRun]] = {}
-    for number, group in enumerate(groups.values(), start=1):
-        method, mine = group[0].method, binding[group[0]]
+        alike.setdefault(json.dumps(binding[run], sort_keys=True, default=str), []).append(run)
+    groups = Groups()
+    for number, same in enumerate(alike.values()):
+        method, mine = same[0].method, binding[same[0]]
         rivals = [other.values for other in runs if other.method == method]
         telling = [key for key in mine if any(rival.get(key) != mine[key] for rival in rivals)]
         label = ", ".join([method, *(f"{key.rpartition('.')[2]} {plain(mine[key])}" for key in telling[:3])])
-        labelled[f"{label} ({number})" if label in labelled else label] = sorted(group, key=lambda run: run.seed)
-    return labelled
+        again = f" ({number + 1})" if any(group.label == label for group in groups) else ""
+        groups.append(Group(number, label + again, sorted(same, key=lambda run: run.seed)))
+    return groups
+
+
+def read_groups(folders: Folders, **objects: Any) -> Groups:
+    """Reads the runs in some folders, in groups; each is a run folder, or holds run folders."""
+    return by_seed(find_runs(folders, objects))
 
 
 def plain(value: Any) -> str:

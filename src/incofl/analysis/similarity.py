@@ -24,7 +24,7 @@ from incofl.engine.worker import one_thread
 from incofl.errors import ConfigError, RunError
 from incofl.seeds import Purpose, torch_rng
 from incofl.server import Server
-from incofl.statistics import FEWEST_POINTS, Correlation, correlation, mean_and_half_width, paired
+from incofl.statistics import FEWEST_POINTS, Correlation, Estimate, correlation, paired
 
 COLUMNS = 8192  # columns of a representation that are converted to float64 at a time
 FEWEST = 4  # examples that the unbiased estimate needs
@@ -190,7 +190,7 @@ def figures(runs: Sequence[RecordedRun], out: Path, options: Options | None = No
             few = f"{len(one.evaluated)} recorded round(s), too few for its course"
             findings.missing.append(f"{run.path}: {few}; {why}")
     if len(found) > 1:
-        groups = {label: {run: found[run] for run in group} for label, group in by_seed(list(found)).items()}
+        groups = {group.label: {run: found[run] for run in group.runs} for group in by_seed(list(found))}
         findings.json(out, "similarity.json", compared(groups))
         lines = {label: [one.mean_by_depth for one in members.values()] for label, members in groups.items()}
         title = "similarity of clients' models (bands: 95 % confidence interval over seeds)"
@@ -209,7 +209,7 @@ def compared(groups: Mapping[str, Mapping[RecordedRun, Similarity]]) -> dict[str
         settings[label] = {
             "runs": [run.name for run in members],
             "points": next(iter(members.values())).points[: len(columns)],
-            "by_depth": [dict(zip(("mean", "half_width"), mean_and_half_width(v), strict=True)) for v in columns],
+            "by_depth": [Estimate.of(v) for v in columns],
             "accuracy": [one.accuracy for one in members.values()],
             "seeds_compared": len(pairs),
             "minus_first_by_depth": [paired(*v) for v in zip(*map(_columns, zip(*pairs, strict=True)), strict=True)],
@@ -240,8 +240,8 @@ def draw_by_depth(path: Path, title: str, points: Sequence[str], lines: Lines) -
     """Draws mean CKA by depth, a line for each label: the mean over its rows (seeds), with a band."""
     with drawn(path, title, (6.4, 2.8)) as (axes,):
         for place, (label, rows) in enumerate(lines.items()):
-            known = {at: mean_and_half_width(v) for at, v in enumerate(_columns(rows)) if np.isfinite(v).all()}
-            mean, half = np.array([(mean, half or 0.0) for mean, half in known.values()]).reshape(-1, 2).T
+            known = {at: Estimate.of(v) for at, v in enumerate(_columns(rows)) if np.isfinite(v).all()}
+            mean, half = np.array([(one.mean, one.half_width or 0.0) for one in known.values()]).reshape(-1, 2).T
             name, style = f"{label} ({len(rows)} seeds)" if len(rows) > 1 else label, look(place)
             axes.plot(list(known), mean, **style, ls="--" if "debiased" in label else "-", label=name)
             axes.fill_between(list(known), mean - half, mean + half, color=style["color"], alpha=0.15, lw=0)

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from incofl.config import Config
-from incofl.costs import human
 from incofl.engine.federation import Federation
 from incofl.engine.progress import Lines
 from incofl.engine.run import Result
@@ -105,14 +104,13 @@ class RunDisplay(Lines):
             curve = "".join(bars[round(step * (len(bars) - 1))] for step in steps)
             return ["-" if last is None else f"{last:.3f}", curve]
 
-        lines = [
-            ["level", "blocks", self._federation.costs[0].share[0], "parameters", "clients", result["metric"], "rounds"]
-        ]
+        lines: list[list[str]] = []
         for position, level in enumerate(result["levels"]):
-            cost, clients = self._federation.costs[level], self._federation.clients_by_level[level]
-            size = [" ".join(map(str, cost.blocks)), cost.share[1], human(cost.parameters), str(clients)]
+            cells = self._federation.costs[level].cells(self._federation.clients_by_level[level])
+            cells = {name: cells[name] for name in [*list(cells)[:4], "clients"]}
             last = result["accuracy_by_level"][position] if evaluated else None
-            lines.append([str(level), *size, *measured(last, [row["accuracy_by_level"][position] for row in shown])])
+            lines += [] if lines else [[*cells, result["metric"], "rounds"]]
+            lines.append([*cells.values(), *measured(last, [row["accuracy_by_level"][position] for row in shown])])
         mean = measured(result["accuracy"], [row["accuracy"] for row in shown])
         title = f"{result['method']}, {result['rounds']} rounds: test {result['metric']} by level"
         print_table([*lines, ["mean", "", "", "", "", *mean]], title, self._console)

@@ -43,12 +43,11 @@ def plan(
         numbers["found"] = {"blocks": layout.stages, "widths": widths, "pairs": dict(layout.shallow)}
         typer.echo(json.dumps(numbers | {"kept_whole": dict(layout.kept_whole), "warnings": notes}, indent=2))
         return
-    lines = [["level", "blocks", levels[0].share[0], "params", "MACs", "down", "up", "memory", "clients"]]
-    for cost in levels:
-        sizes = [human(size, "B") for size in (cost.bytes_down, cost.bytes_up, cost.memory)]
-        counts = [human(cost.parameters), human(cost.macs), *sizes, str(clients[cost.level])]
-        lines.append([str(cost.level), " ".join(map(str, cost.blocks)), cost.share[1], *counts])
-    print_table(lines, f"{wanted.name} at width {wanted.width:g}, {kind} splitting, {data.name}")
+    rows = [cost.cells(clients[cost.level]) for cost in levels]
+    print_table(
+        [list(rows[0]), *(list(row.values()) for row in rows)],
+        f"{wanted.name} at width {wanted.width:g}, {kind} splitting, {data.name}",
+    )
     typer.echo("MACs of a forward pass of one example; bytes a round; memory of training, estimated")
     typer.echo(f"mean over the {sum(clients)} clients: {human(mean)} parameters")
     for line in [] if wanted.name in MODELS else describe(layout):

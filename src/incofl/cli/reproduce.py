@@ -30,6 +30,7 @@ def reproduce(
     Started again, it continues where it was interrupted; studies share the runs that they have in common.
     """
     from incofl.cli.display import RunDisplay, make_console, print_table
+    from incofl.studies import inco
     from incofl.studies import reproduce as study_runs
     from incofl.studies.compare import CAPTION
 
@@ -43,34 +44,28 @@ def reproduce(
         typer.echo("scales:")
         print_columns({each: study_runs.load_scale(each).summary for each in study_runs.SCALES})
         return
-    if name == "inco":
-        from incofl.studies import inco
-
-        chosen_part = inco.load_part(part)
-        table = study_runs.cells(chosen_part.study, chosen_part.scale, overrides, only)
-        folder = (out or Path("runs") / "reproduce" / "inco").expanduser()
-        left = inco.unrecorded(table, inco.read_csv(inco.records(chosen_part, folder)))
+    part_of_inco = inco.load_part(part) if name == "inco" else None
+    chosen = part_of_inco.scale if part_of_inco else study_runs.load_scale(scale)
+    names = study_runs.STUDIES if name == "all" else [name]
+    folder = (out or Path("runs") / "reproduce" / ("inco" if part_of_inco else scale)).expanduser()
+    for study in [part_of_inco.study] if part_of_inco else map(study_runs.load_study, names):
+        table = study_runs.cells(study, chosen, overrides, only)
+        left = inco.unrecorded(table, inco.read_csv(inco.records(part_of_inco, folder))) if part_of_inco else table
         count = len(study_runs.arms_of(left))
         if dry:
-            typer.echo(f"inco, part {part}: {len(table)} cells, {count} runs")
-            return
+            which = f"inco, part {part}" if part_of_inco else f"{study.name} at scale {scale}"
+            typer.echo(f"{which}: {len(table)} cells, {count} runs")
+            continue
         if left and not tables:
             with RunDisplay(quiet, count) as display:
                 study_runs.run_table(left, folder, jobs, display.watch)
-        command = shlex.join(["incofl", "reproduce", "inco", "--part", part, *words])
-        typer.echo(f"tables in {inco.save(chosen_part, table, folder, command)}, run folders in {folder / 'runs'}")
-        return
-    chosen = study_runs.load_scale(scale)
-    folder = (out or Path("runs") / "reproduce" / scale).expanduser()
-    for study in map(study_runs.load_study, study_runs.STUDIES if name == "all" else [name]):
-        table = study_runs.cells(study, chosen, overrides, only)
-        count = len(study_runs.arms_of(table))
-        if dry:
-            typer.echo(f"{study.name} at scale {scale}: {len(table)} cells, {count} runs")
+        named = ["inco", "--part", part] if part_of_inco else [study.name, "--scale", scale]
+        command = shlex.join(["incofl", "reproduce", *named, *words])
+        if part_of_inco:
+            path = inco.save(part_of_inco, table, folder, command)
+            typer.echo(f"tables in {path}, run folders in {folder / 'runs'}")
             continue
-        with RunDisplay(quiet, count) as display:
-            results = study_runs.reproduce(table, folder, chosen.tail, jobs, display.watch)
-        command = shlex.join(["incofl", "reproduce", study.name, "--scale", scale, *words])
+        results = study_runs.judge(table, folder, chosen.tail)
         path = study_runs.save(study, chosen, table, results, folder, command)
         title = f"{study.title}; scale {scale}: test accuracy in percent, last {chosen.tail} rounds"
         print_table(study_runs.lines(results), title)

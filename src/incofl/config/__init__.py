@@ -102,7 +102,8 @@ def _checked(tree: dict[str, Any], objects: dict[str, Any], also: Iterable[Any])
     sections = SECTIONS | all_options()
     for other in also:
         sections |= find("method", "", {"method": other}).options
-    if isinstance(method, str) and ":" in method:  # your own, which may have sections of its own
+    # Your own method may have sections of its own, and any may have defaults of its own in a section that others have.
+    if isinstance(method, str) and (":" in method or method in METHODS):
         sections |= find("method", method, objects).options
     dotted = {f"{key}.{name}" for key, table in tree.items() if isinstance(table, dict) for name in table}
     for old in RENAMED.keys() & dotted:

@@ -79,6 +79,8 @@ class SplitConfig:
     levels: Count | tuple[int | float | tuple[int, ...], ...] | Literal["auto"] = "auto"
     # with hetero or rank splitting: ``full``, ``scaled`` (the same share of blocks), or blocks per stage per level
     depth: Literal["full", "scaled"] | tuple[int | tuple[int, ...], ...] = "full"
+    # how a share of the channels is rounded to a whole number of them, which is 1 at least
+    rounding: Literal["up", "down"] = "up"
     # number of clients of each level; left out, groups are equal. The first clients are the smallest
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None
     # ``random``, or ``identity``: what not every level holds begins without effect, so that all levels start as the
@@ -123,6 +125,10 @@ class EngineConfig:
     address: str | None = None
     device: str = "cpu"  # torch device of the clients' training; devices other than ``cpu`` are untested
     compile: bool = False  # ``torch.compile``: a minute per level and process, which hardly pays on a CPU
+    # train clients of a level side by side, as one batched computation, where method and model can: much faster for
+    # small models and few examples, equal to turns up to rounding; ``auto``: where that is faster (docs/speed.md)
+    vectorise: bool | Literal["auto"] = False
+    vectorise_clients: Annotated[int, Ge(2)] = 64  # how many at a time; memory grows with it
     trace: bool = False  # write a timeline of the run, ``trace.json``, for Perfetto or chrome://tracing
     client_memory: Count = 2**30  # bytes of client memory that are kept in RAM; the rest is on disk
 

@@ -3,15 +3,18 @@
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from incofl.data.dataset import Examples, explained
+from incofl.errors import DataError
 
 Pair = tuple[Examples, Examples]  # training and test examples
 
@@ -23,6 +26,14 @@ def unpack(path: Path, most: int) -> bytes:
         if len(raw) > most:
             raise ValueError(f"more than the expected {most} bytes")
         return raw
+
+
+def as_classes(labels: np.ndarray, path: Path, values: Sequence[int]) -> Tensor:
+    """Turns labels of a file into numbers from 0 on: class c has the label ``values[c]``."""
+    odd = labels[~np.isin(labels, values)]
+    if len(odd):
+        raise DataError(f"{path}: a label is {odd[0]:g}, expected {min(values)} to {max(values)}; the file is damaged")
+    return torch.from_numpy((labels[:, None] == np.array(values)).argmax(1))
 
 
 def read_cache(path: Path, classes: int) -> Pair:

@@ -73,6 +73,11 @@ class Pipeline:
         """A batch as it is evaluated, in torch's default type."""
         return map_inputs(_as_number, x)
 
+    @property
+    def draws(self) -> bool:
+        """Whether ``train`` draws random numbers; if not, it is ``test``, example by example."""
+        return type(self).train is not Pipeline.train
+
     def train(self, x: Any, generator: Generator) -> Any:
         """A batch for training, augmented by random numbers of its own."""
         return self.test(x)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from incofl.data.cache import Pair, unpack
+from incofl.data.cache import Pair, as_classes, unpack
 from incofl.data.dataset import Examples, explained
 from incofl.data.source import Reader, Source
 from incofl.errors import DataError, needs_extra
@@ -30,11 +30,7 @@ def by_split(read: Callable[[Source, Path, str, Sequence[int]], Examples]) -> Re
 
 def labelled(x: np.ndarray, labels: np.ndarray, path: Path, values: Sequence[int] = range(10)) -> Examples:
     """Makes examples of arrays; class c has the label ``values[c]`` in the file."""
-    odd = labels[~np.isin(labels, values)]
-    if len(odd):
-        raise DataError(f"{path}: a label is {odd[0]}, expected {min(values)} to {max(values)}; the file is damaged")
-    y = (labels[:, None] == np.array(values)).argmax(1)
-    return Examples(torch.from_numpy(np.require(x, requirements=["C", "W"])), torch.from_numpy(y))
+    return Examples(torch.from_numpy(np.require(x, requirements=["C", "W"])), as_classes(labels, path, values))
 
 
 @by_split

@@ -54,7 +54,8 @@ class VirtualPartition(Sequence[Tensor]):
     def __init__(self, labels: Tensor, clients: int, alpha: float, examples: int, stream: Stream) -> None:
         _check_classes(labels, "virtual")
         self._members = [torch.nonzero(labels == c).flatten().numpy() for c in range(int(labels.max()) + 1)]
-        self._clients, self._alpha, self._examples, self._stream = clients, alpha, examples, stream
+        self._clients, self._alpha, self.examples, self._stream = clients, alpha, examples, stream
+        self._last: tuple[int, Tensor] | None = None
 
     def __len__(self) -> int:
         return self._clients
@@ -64,10 +65,16 @@ class VirtualPartition(Sequence[Tensor]):
             return [self[c] for c in range(*client.indices(len(self)))]
         if not 0 <= client < len(self):
             raise IndexError(client)
+        last = self._last
+        if last is not None and last[0] == client:
+            return last[1]
         rng = self._stream(client)
-        counts = rng.multinomial(self._examples, rng.dirichlet(np.full(len(self._members), self._alpha)))
-        drawn = [rng.choice(own, count) for own, count in zip(self._members, counts, strict=True) if count]
-        return torch.from_numpy(np.concatenate(drawn))
+        counts = rng.multinomial(self.examples, rng.dirichlet(np.full(len(self._members), self._alpha)))
+        drawn = [
+            own[rng.integers(0, len(own), count)] for own, count in zip(self._members, counts, strict=True) if count
+        ]
+        self._last = client, torch.from_numpy(np.concatenate(drawn))
+        return self._last[1]
 
 
 def _dirichlet(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:

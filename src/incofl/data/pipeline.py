@@ -35,6 +35,10 @@ class ImagePipeline(Pipeline):
             out = functional.interpolate(out, size=self.resize, mode="bilinear", align_corners=False)
         return self._finish(out)
 
+    @property
+    def draws(self) -> bool:
+        return bool(self.pad or self.flip or self.crop or self.cutout)
+
     def train(self, x: Tensor, generator: Generator) -> Tensor:
         if self.pad:
             x = random_crop(x, self.pad, generator)
@@ -78,6 +82,13 @@ def local_batches(
     examples: Examples, indices: Tensor, pipeline: Pipeline, settings: LocalSettings, generator: Generator
 ) -> Iterator[Batch]:
     """Yields all batches of a client's turn, every epoch in a new order, augmented."""
+    for batch in local_indices(indices, settings, generator):
+        chosen = examples.pick(batch)
+        yield pipeline.train(chosen.x, generator), as_target(chosen.y)
+
+
+def local_indices(indices: Tensor, settings: LocalSettings, generator: Generator) -> Iterator[Tensor]:
+    """Yields which examples are in each batch of a client's turn."""
     size = settings.batch_size
     for _ in range(settings.epochs):
         order = indices[torch.randperm(len(indices), generator=generator)]
@@ -85,18 +96,18 @@ def local_batches(
             batch = order[start : start + size]
             # A first batch is kept, however small; a single example is not: batch norm finds no variance in it.
             if len(batch) > 1 and not (settings.drop_last and start > 0 and len(batch) < size):
-                chosen = examples.pick(batch)
-                yield pipeline.train(chosen.x, generator), _as_target(chosen.y)
+                yield batch
 
 
 def eval_batches(examples: Examples, pipeline: Pipeline, size: int = EVAL_BATCH) -> Iterator[Batch]:
     """Yields the whole test set in order."""
     for start in range(0, len(examples), size):
         part = examples.pick(slice(start, start + size))
-        yield pipeline.test(part.x), _as_target(part.y)
+        yield pipeline.test(part.x), as_target(part.y)
 
 
-def _as_target(y: Tensor) -> Tensor:
+def as_target(y: Tensor) -> Tensor:
+    """Targets as losses want them: classes are whole numbers."""
     return y if y.is_floating_point() else y.long()
 
 

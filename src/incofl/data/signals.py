@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from incofl.data.cache import Pair
+from incofl.data.cache import Pair, as_classes
 from incofl.data.dataset import Examples, explained
 from incofl.data.source import Source
 from incofl.errors import DataError
 
-SENSORS = [f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"]
+SIGNALS = [f"Inertial Signals/{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"]
 STEPS = 128  # of a window: 2.56 seconds; it shares half of them with the next one
 ACTIVITIES, PEOPLE = 6, 30
 TEST_SHARE = 4  # the last quarter of a person's windows of an activity
@@ -47,18 +47,13 @@ def _place_in_time(windows: Examples) -> tuple[Tensor, Tensor]:
 
 def _windows(folder: Path) -> Examples:
     """All windows of a folder with their activities and people, in the order of its files."""
-    split = folder.name
-    people = _table(folder / f"subject_{split}.txt", 1)
-    activities = _table(folder / f"y_{split}.txt", 1)
-    signals = [_table(folder / "Inertial Signals" / f"{name}_{split}.txt", STEPS) for name in SENSORS]
-    named = dict(zip((f"y_{split}.txt", *SENSORS), (activities, *signals), strict=True))
-    for name, table in named.items():
+    subject, activity, *sensors = (folder / f"{name}_{folder.name}.txt" for name in ("subject", "y", *SIGNALS))
+    people, activities, signals = _table(subject, 1), _table(activity, 1), [_table(path, STEPS) for path in sensors]
+    for path, table in zip((activity, *sensors), (activities, *signals), strict=True):
         if len(table) != len(people):
-            raise DataError(
-                f"{folder}: {name} has {len(table)} lines, expected {len(people)} as in subject_{split}.txt"
-            )
-    groups = _numbers(people, PEOPLE, folder / f"subject_{split}.txt")
-    y = _numbers(activities, ACTIVITIES, folder / f"y_{split}.txt")
+            raise DataError(f"{path}: {len(table)} lines, expected {len(people)} as in {subject.name}")
+    groups = as_classes(people[:, 0], subject, range(1, PEOPLE + 1))
+    y = as_classes(activities[:, 0], activity, range(1, ACTIVITIES + 1))
     return Examples(torch.from_numpy(np.stack(signals, 1)), y, groups)
 
 
@@ -70,11 +65,3 @@ def _table(path: Path, columns: int) -> np.ndarray:
         if table.shape[1] != columns or not np.isfinite(table).all():
             raise ValueError(f"{table.shape[1]} finite numbers in a line, expected {columns}")
     return table
-
-
-def _numbers(table: np.ndarray, most: int, path: Path) -> Tensor:
-    """Numbers from 1 on as numbers from 0 on."""
-    odd = table[~np.isin(table, np.arange(1, most + 1))]
-    if len(odd):
-        raise DataError(f"{path}: a number is {odd[0]:g}, expected 1 to {most}; the file is damaged")
-    return torch.from_numpy(table[:, 0].astype(np.int64) - 1)

@@ -71,7 +71,8 @@ def build_splitter(config: Config, model: Model) -> Splitter:
     kind, levels = split_kind(config, model.layout), config.split.levels
     most = 5 if kind in ("hetero", "rank") else min(5, num_depths(model.layout, kind))
     number: Levels = most if levels == "auto" else levels
-    return find_parts(config).method.split.splitter(model.layout, kind, number, config.split.depth)
+    made = find_parts(config).method.split.splitter(model.layout, kind, number, config.split.depth)
+    return dataclasses.replace(made, seed=config.seed, round_down=config.split.rounding == "down")
 
 
 def build_method(config: Config) -> Method:
@@ -187,6 +188,8 @@ def outline(config: Config) -> Federation:
         seed=config.seed,
         device=config.engine.device,
         compile=config.engine.compile,
+        vectorise=config.engine.vectorise,
+        vectorise_clients=config.engine.vectorise_clients,
         measured=config.eval.measured,
         growth=growth if method.level == "own" else None,
     )

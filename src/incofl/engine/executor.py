@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 from incofl.client import Upload
 from incofl.engine.federation import Federation, Job
+from incofl.engine.grouping import Grouping
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
+from incofl.engine.vectorised import StackJob
 from incofl.engine.worker import EVAL_CHUNK, AnyJob, EvalJob, MeasureJob, Worker
 from incofl.server import Server
 from incofl.task import Score
@@ -39,6 +41,7 @@ class Executor(ABC):
         self._worker = Worker(federation)
         self._trace = trace or Trace()
         self._store = store or ClientStore(federation)
+        self.grouping = Grouping(federation, self._worker)
 
     @abstractmethod
     def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
@@ -49,8 +52,22 @@ class Executor(ABC):
 
         They are valid until the next ones are asked for.
         """
-        for finished in self._compute(server, jobs):
-            yield [Lost(job.client, str(made)) if isinstance(made, Died) else made for job, made in finished]
+        for finished in self._compute(server, self.grouping(server, jobs)):
+            single: list[Upload | Lost] = []
+            for job, made in finished:
+                if isinstance(made, Died):
+                    single += [
+                        Lost(one.client, str(made)) for one in (job.jobs if isinstance(job, StackJob) else [job])
+                    ]
+                elif isinstance(made, Upload):
+                    single.append(made)
+                else:  # in their order: those before a stack, then the stack
+                    if single:
+                        yield single
+                    yield made
+                    single = []
+            if single:
+                yield single
 
     def evaluate(self, server: Server, levels: Sequence[int]) -> list[Score]:
         """The score of each level's sub-model on the test set."""
@@ -78,18 +95,20 @@ class Executor(ABC):
             for job, made in finished:
                 yield job, self._worker.do(server, job) if isinstance(made, Died) else made
 
-    def _recall(self, job: AnyJob) -> Tensors:
-        """What the client of a job remembers; empty if nothing."""
+    def _recall(self, job: AnyJob) -> Any:
+        """What the client of a job remembers, or each of them; empty if nothing."""
+        if isinstance(job, StackJob):
+            return [self._recall(one) for one in job.jobs]
         if not isinstance(job, Job):
             return {}
-        return self._store.get(job.client, self._federation.slice(job.level, job.round, job.client))
+        return self._store.get(job.client, self._federation.slice_of(job))
 
 
 class InProcess(Executor):
     """Computes one job after the other in this process, when its result is asked for."""
 
     def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
-        return ([made for _, made in finished] for finished in self._compute(server, jobs))
+        return super().train(server, jobs)  # type: ignore[return-value]  # nobody is lost
 
     def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
         for job in jobs:

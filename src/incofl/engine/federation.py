@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from incofl.client import LocalSettings, Setting, Upload
 from incofl.costs import Cost, costs
 from incofl.data import Data
+from incofl.data.partition import VirtualPartition
 from incofl.errors import ConfigError
 from incofl.method import Method
 from incofl.models import Model
 from incofl.seeds import Purpose, numpy_rng
 from incofl.server import Server
-from incofl.split import Slice, Splitter, submodel
+from incofl.split import COUNTS, Drawn, Slice, Splitter, end_at, submodel
 from incofl.split.growth import Growth
 from incofl.task import CLASSIFICATION, Task
 
@@ -32,6 +33,7 @@ class Job:
     client: int
     level: int
     round: int
+    drawn: Drawn = ()  # what the splitter has drawn for it
 
     def __str__(self) -> str:
         return f"client {self.client}, level {self.level}"
@@ -71,6 +73,8 @@ class Federation:
     seed: int = 0  # of every random stream
     device: str = "cpu"
     compile: bool = False  # whether clients train compiled models
+    vectorise: bool | str = False  # whether clients of a level train side by side; ``auto``: where it is faster
+    vectorise_clients: int = 64  # how many at a time
     measured: int = 5000  # number of training examples on which static batch-norm statistics are measured
     open: bool = False  # whether clients may still come to levels that have none: then all levels are in use
     growth: Growth | None = None  # when larger levels open; None: from the start
@@ -131,19 +135,27 @@ class Federation:
         """Number of a client's examples of each class; ``None`` for tasks without classes."""
         if not self.task.classes or self.data.classes is None:
             return None
-        held = self.data.train.y[self.partition[client]].flatten()
-        return torch.bincount(held[held >= 0], minlength=self.data.classes)
+        if self._last_labels[0] != client:
+            held = self.data.train.y[self.partition[client]].flatten()
+            self._last_labels[:] = client, torch.bincount(held[held >= 0], minlength=self.data.classes)
+        labels: Tensor = self._last_labels[1]
+        return labels
+
+    def num_examples(self, client: int) -> int:
+        """Number of a client's examples; of a virtual one, without drawing them."""
+        partition = self.partition
+        return partition.examples if isinstance(partition, VirtualPartition) else len(partition[client])
 
     def identified(self, upload: Upload, job: Job) -> Upload:
         """The upload of a job, with what is known of its client."""
-        slice_ = self.slice(job.level, job.round, job.client)
+        slice_ = self.slice_of(job)
         return dataclasses.replace(
             upload,
             client=job.client,
             level=job.level,
             slice=slice_,
             update={name: value for name, value in upload.update.items() if name not in slice_.given},
-            examples=len(self.partition[job.client]),
+            examples=self.num_examples(job.client),
             labels=self.labels(job.client),
         )
 
@@ -173,16 +185,20 @@ class Federation:
                 by_level[level] += count
         return by_level
 
-    def slice(self, level: int, round: int, client: int | None = None) -> Slice:
+    def slice_of(self, job: Job) -> Slice:
+        """The slice that a client holds in its turn."""
+        return self.slice(job.level, job.round, job.client, job.drawn)
+
+    def slice(self, level: int, round: int, client: int | None = None, drawn: Drawn = ()) -> Slice:
         """The slice of a client of a level in a round: the same object for all clients that hold the same.
 
         Without a client it is the slice on which the level is evaluated.
         """
-        key = level, round if self.splitter.moves else 0, client if self.splitter.by_client else None
+        key = level, round if self.splitter.moves else 0, client if self.splitter.by_client else None, drawn
         if key not in self._slices:
             if len(self._slices) >= 64:  # old ones, of a window that moves
                 del self._slices[next(iter(self._slices))]
-            self._slices[key] = self.splitter.slice(self.model.layout, level, round, client)
+            self._slices[key] = self.splitter.slice(self.model.layout, level, round, client, drawn)
         return self._slices[key]
 
     def current_slice(self, level: int, server: Server) -> Slice:
@@ -196,28 +212,46 @@ class Federation:
             raise ConfigError(f"level: got {level}, expected 0 to {levels - 1}, or -1 for the largest")
         return level % levels
 
-    def module(self, server: Server, level: int) -> nn.Module:
-        """The module of a level with the server's values, ready for evaluation; -1 is the largest."""
+    def module(self, server: Server, level: int, exit: int | None = None) -> nn.Module:
+        """The module of a level with the server's values, ready for evaluation; -1 is the largest.
+
+        With the number of an ``exit``, from 0 on, it is the part of it that ends there.
+        """
         level = self.level_number(level)
         slice_ = self.current_slice(level, server)
         module = submodel(self.model.template, self.model.layout, slice_)
         module.load_state_dict(slice_.take(server.state(level)))
-        return module.eval()
+        return (module if exit is None else end_at(module, self.model.layout, slice_, exit)).eval()
 
     @cached_property
-    def _slices(self) -> dict[tuple[int, int, int | None], Slice]:
+    def _last_labels(self) -> list[Any]:
+        return [None, None]  # of which client, and what
+
+    @cached_property
+    def _slices(self) -> dict[tuple[int, int, int | None, Drawn], Slice]:
         return {}
 
-    def schedule(self, round: int, size: int, among: Sequence[int] | None = None) -> list[Job]:
-        """The cohort of a round, drawn uniformly ``among`` some clients or all, longest turn first.
-
-        The order is a function of the cohort alone. Uploads are accumulated in it, so that sums of floats do not
-        depend on who finishes first.
-        """
+    def schedule(
+        self, round: int, size: int, among: Sequence[int] | None = None, server: Server | None = None
+    ) -> list[Job]:
+        """The cohort of a round, drawn uniformly ``among`` some clients or all, as jobs for a ``server``."""
         clients: Sequence[int] = range(len(self.levels)) if among is None else among
         if self.method.level == "largest-only":
             clients = [client for client in clients if self.levels[client] == len(self.splitter.depths) - 1]
         rng = numpy_rng(self.seed, Purpose.COHORT, round)
         drawn = [clients[at] for at in rng.choice(len(clients), min(size, len(clients)), replace=False, shuffle=False)]
-        jobs = [Job(client, self.level_of(client), round) for client in drawn]
-        return sorted(jobs, key=lambda job: (-self.costs[job.level].macs * len(self.partition[job.client]), job.client))
+        return self.jobs(drawn, round, server)
+
+    def jobs(self, clients: Sequence[int], round: int, server: Server | None = None) -> list[Job]:
+        """The turns of some clients, longest first; where channels are drawn, from those that the server has left.
+
+        The order is a function of the clients alone. Uploads are accumulated in it, so that sums of floats do not
+        depend on who finishes first.
+        """
+        jobs = [Job(client, self.level_of(client), round) for client in clients]
+        jobs.sort(key=lambda job: (-self.costs[job.level].macs * self.num_examples(job.client), job.client))
+        counts: Mapping[str, Tensor] = {} if server is None else server.extra.get(COUNTS, {})
+        for at, job in enumerate(jobs):
+            drawn, counts = self.splitter.draw(self.model.layout, counts, job.level, round, job.client)
+            jobs[at] = dataclasses.replace(job, drawn=drawn)
+        return jobs

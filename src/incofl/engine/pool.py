@@ -25,10 +25,12 @@ from incofl.engine.executor import Died, Executor, J
 from incofl.engine.federation import Federation, Job
 from incofl.engine.store import ClientStore
 from incofl.engine.trace import Trace
+from incofl.engine.vectorised import StackJob
 from incofl.engine.worker import AnyJob, Worker, keep_freed_memory, one_thread
 from incofl.server import Server
 from incofl.split import Slice
-from incofl.tensors import Tensors, clone
+from incofl.tensors import clone
+from incofl.upload import UploadStack
 
 TRIES = 2  # a job whose worker died is tried once more
 Made = tuple[Any, float]  # what comes of a job, and the seconds that it took
@@ -44,12 +46,18 @@ class WorkerLoop:
         keep_freed_memory()
         self._worker = Worker(self._federation)
 
-    def do(self, job: AnyJob, published: tuple[Any, ...], memory: Tensors) -> Made:
+    def do(self, job: AnyJob, published: tuple[Any, ...], memory: Any) -> Made:
         start, model = perf_counter(), self._federation.model
         shared, *rest = published
         server = Server(model.layout, model.initial | shared, *rest)
-        made = self._worker.do(server, job, clone(memory))  # a copy: its place is that of the result
-        if isinstance(made, Upload):  # the parent knows which slice and whose labels
+        # Copies: their place is that of the result.
+        remembered = [clone(one) for one in memory] if isinstance(memory, list) else clone(memory)
+        made: Any = self._worker.do(server, job, remembered)
+        if isinstance(made, UploadStack):  # the parent knows which slice and, of one client, whose labels
+            made = dataclasses.replace(made, slice=Slice({}, {}))
+        elif isinstance(made, list):
+            made = [dataclasses.replace(one, slice=Slice({}, {}), labels=None) for one in made]
+        elif isinstance(made, Upload):
             made = dataclasses.replace(made, slice=Slice({}, {}), labels=None)
         return made, perf_counter() - start
 
@@ -76,7 +84,7 @@ class Pool(Executor):
         """Puts what changes from round to round where all workers find it."""
 
     @abstractmethod
-    def _attempt(self, worker: int, job: AnyJob, slot: int, memory: Tensors) -> Made:
+    def _attempt(self, worker: int, job: AnyJob, slot: int, memory: Any) -> Made:
         """Has a worker, which is started if necessary, do a job with what its client remembers.
 
         Raises:
@@ -120,12 +128,18 @@ class Pool(Executor):
                 made = result.result()
                 if isinstance(job, Job) and isinstance(made, Upload):
                     made = self._federation.identified(made, job)
+                elif isinstance(job, StackJob) and isinstance(made, UploadStack):
+                    first = job.jobs[0]
+                    slice_ = self._federation.slice(first.level, first.round, first.client)
+                    made = dataclasses.replace(made, slice=slice_)
+                elif isinstance(job, StackJob) and isinstance(made, list):
+                    made = list(map(self._federation.identified, made, job.jobs))
                 finished.append((job, made))
             # The consumer leaves the cores to the workers, and has them all to itself after the last job.
             with one_thread() if ahead else nullcontext():
                 yield finished
 
-    def _try(self, job: AnyJob, slot: int, memory: Tensors) -> Any:
+    def _try(self, job: AnyJob, slot: int, memory: Any) -> Any:
         """What comes of a job, or ``Died``; in a thread."""
         worker = self._idle.get()
         try:

@@ -19,7 +19,6 @@ from incofl.engine.federation import Federation
 from incofl.engine.parcel import SharedBytes
 from incofl.engine.pool import Made, Pool, WorkerLoop
 from incofl.engine.worker import AnyJob, worker_environment
-from incofl.tensors import Tensors
 
 
 class WorkerProcesses(Pool):
@@ -36,7 +35,7 @@ class WorkerProcesses(Pool):
     def _publish(self, published: tuple[Any, ...]) -> None:
         self._published = self._state.put(published)
 
-    def _attempt(self, worker: int, job: AnyJob, slot: int, memory: Tensors) -> Made:
+    def _attempt(self, worker: int, job: AnyJob, slot: int, memory: Any) -> Made:
         if worker not in self._processes:
             self._processes[worker] = self._start()
         process, connection = self._processes[worker]

@@ -22,6 +22,9 @@ class Progress:
     def uploaded(self, client: int) -> None:
         """Called when a client of the current round is done."""
 
+    def noted(self, line: str) -> None:
+        """Called with what is worth knowing about how the run is computed."""
+
     def finished_round(self, row: Row) -> None:
         """Called when a round is done and saved."""
 
@@ -51,6 +54,9 @@ class Lines(Progress):
         found = warnings(federation.method, federation.model.layout, kind, federation.splitter)
         for line in (*found, *federation.notes):
             self.say(f"warning: {line}")
+
+    def noted(self, line: str) -> None:
+        self.say(line)
 
     def finished_round(self, row: Row) -> None:
         count = f"{row['round']:>{len(str(self._rounds))}}/{self._rounds}"

@@ -27,7 +27,6 @@ from incofl.engine.parcel import Parcel, TensorBytes
 from incofl.engine.pool import Made, Pool, WorkerLoop, num_cores
 from incofl.engine.worker import AnyJob, worker_environment
 from incofl.errors import ConfigError, RunError
-from incofl.tensors import Tensors
 
 Stored = tuple[Parcel, npt.NDArray[np.uint8]]  # an object as Ray's store holds it
 
@@ -78,7 +77,7 @@ class RayTasks(Pool):
     def _publish(self, published: tuple[Any, ...]) -> None:
         self._state = self._ray.put(_packed(published))
 
-    def _attempt(self, worker: int, job: AnyJob, slot: int, memory: Tensors) -> Made:
+    def _attempt(self, worker: int, job: AnyJob, slot: int, memory: Any) -> Made:
         task = self._running[worker] = self._do.remote([self._constant], self._state, job, _packed(memory))
         if self._closed:  # too late for ``_end`` to see it
             self._end()

@@ -17,8 +17,9 @@ from incofl.engine.trace import Trace
 from incofl.errors import UploadError
 from incofl.method import Method
 from incofl.server import Server
-from incofl.tensors import Tensors, num_bytes, only
+from incofl.tensors import Tensors, all_bounded, num_bytes, only
 from incofl.transform import Record
+from incofl.upload import UploadStack
 
 
 def run_round(server: Server, method: Method, jobs: Sequence[Job], executor: Executor, stats: "RoundStats") -> Server:
@@ -52,33 +53,66 @@ class RoundStats:
     trace: Trace = field(default_factory=Trace)
     last_arrival: float = 0.0
 
-    def validated(self, arrivals: Iterator[Sequence[Upload | Lost]]) -> Iterator[list[Upload]]:
+    def validated(self, arrivals: Iterator[Sequence[Upload | Lost]]) -> Iterator[Sequence[Upload]]:
         """Passes on the uploads that can be aggregated; the others are rejected, with the reason."""
         for uploads in arrivals:
-            accepted = [upload for upload in uploads if self._accepts(upload)]
+            accepted: Sequence[Upload] = (
+                uploads
+                if isinstance(uploads, UploadStack) and self._accepts_all(uploads)
+                else [upload for upload in uploads if self._accepts(upload)]
+            )
             with self.trace.span("add up"):  # until the next ones are asked for
                 yield accepted
         self.last_arrival = perf_counter()
 
     def _accepts(self, upload: Upload | Lost) -> TypeGuard[Upload]:
-        self.on_upload(upload.client)
-        self.clients.append(upload.client)
         if isinstance(upload, Lost):
+            self._arrived(upload.client)
             self.rejected.append({"client": upload.client, "reason": f"client {upload.client}: {upload.reason}"})
             return False
-        size = num_bytes(upload.update) + num_bytes(upload.buffers)
-        self.bytes_up += size + num_bytes(upload.extra) + num_bytes(upload.smallest)
-        given = only(self.sent, upload.slice.given)
-        self.bytes_down += size + upload.slice.num_bytes(given) + upload.slice.num_bytes(self.extra_of(upload.level))
+        self._arrived(upload.client)
+        self._weigh(upload)
         try:
             check(upload)
         except UploadError as problem:
             self.rejected.append({"client": upload.client, "reason": str(problem)})
             return False
-        self.loss_sum += upload.loss * upload.examples
-        self.examples += upload.examples
+        self._count(upload.loss, upload.examples)
         self.on_accepted(upload)
         return True
+
+    def _accepts_all(self, stack: UploadStack) -> bool:
+        """Whether nothing is wrong with any upload of a stack; if something is, each is looked at by itself."""
+        values = [*stack.update.values(), *stack.extra.values(), *stack.buffers.values()]
+        try:
+            stack.slice.check({name: value[0] for name, value in (stack.update | stack.buffers).items()}, "stack")
+        except UploadError:
+            return False
+        if not all(stack.steps) or not all_bounded(values, LARGEST_NORM):
+            return False
+        self._weigh(stack, len(stack))
+        for client, loss, examples in zip(stack.clients, stack.losses, stack.examples, strict=True):
+            self._arrived(client)
+            self._count(loss, examples)
+        for upload in stack if stack.memory else ():
+            self.on_accepted(upload)
+        return True
+
+    def _arrived(self, client: int) -> None:
+        self.on_upload(client)
+        self.clients.append(client)
+
+    def _weigh(self, upload: Upload | UploadStack, clients: int = 1) -> None:
+        size = num_bytes(upload.update) + num_bytes(upload.buffers)
+        self.bytes_up += size + num_bytes(upload.extra)
+        self.bytes_up += num_bytes(upload.smallest) if isinstance(upload, Upload) else 0
+        slice_, extra = upload.slice, self.extra_of(upload.level)
+        given = slice_.num_bytes(only(self.sent, slice_.given)) if slice_.given else 0
+        self.bytes_down += size + clients * (given + (slice_.num_bytes(extra) if extra else 0))
+
+    def _count(self, loss: float, examples: int) -> None:
+        self.loss_sum += loss * examples
+        self.examples += examples
 
     @property
     def loss(self) -> float | None:
@@ -99,6 +133,10 @@ def check(upload: Upload) -> None:
     if upload.steps == 0:
         raise UploadError(f"{who}: trained on nothing; it has {upload.examples} example(s)")
     parts = ("update of", upload.update), ("update of", upload.extra), ("buffer", upload.buffers | upload.smallest)
+    values = [*upload.update.values(), *upload.extra.values(), *upload.buffers.values()]
+    values += upload.smallest.values()
+    if all_bounded(values, LARGEST_NORM):
+        return
     for what, name, value in ((what, *entry) for what, values in parts for entry in values.items()):
         floats = value.to(torch.promote_types(value.dtype, torch.float32))  # counters are whole numbers
         if not vector_norm(floats) <= LARGEST_NORM:  # so that NaN is refused too

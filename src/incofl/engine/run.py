@@ -42,9 +42,9 @@ class Result(dict[str, Any]):
         super().__init__(summary)
         self.history, self.folder, self._run = run.rows, run.folder.path, run
 
-    def model(self, level: int = -1) -> nn.Module:
-        """The trained module of a level, ready for evaluation; -1 is the largest."""
-        return self._run.model(level)
+    def model(self, level: int = -1, exit: int | None = None) -> nn.Module:
+        """The trained module of a level, ready for evaluation; -1 is the largest. ``exit`` is as in ``load_model``."""
+        return self._run.model(level, exit)
 
 
 def run(
@@ -161,6 +161,10 @@ class Run:
         left = config.rounds - self.server.round
         self._executor = self._backend.executor(config, federation, left, self._trace)
         stack.callback(self._executor.close)
+        grouping = self._executor.grouping
+        grouping.choices, grouping.say = folder.load_choices(), self._progress.noted
+        if config.engine.vectorise == "auto":  # what was measured once holds for the whole run, also when it is resumed
+            grouping.on_choice = lambda level, chosen: folder.save_choices(grouping.choices)
 
     def _finish(self) -> None:
         """Writes the summary; an interruption may have come between a record and its checkpoint, or right after."""
@@ -201,7 +205,7 @@ class Run:
         )
         start = time.perf_counter()
         with trace.span("schedule"):
-            jobs = federation.schedule(server.round, config.cohort_size, among)
+            jobs = federation.schedule(server.round, config.cohort_size, among, server)
         advanced = run_round(server, federation.method, jobs, self._executor, stats)
         trace.add("mean, transforms", SERVER, stats.last_arrival, time.perf_counter())
         if not self._backend.suffices(server.round, stats):
@@ -259,22 +263,24 @@ class Run:
         score = Worker(federation).evaluate(self.server, federation.level_number(level), examples)
         return federation.task.values(score)
 
-    def model(self, level: int = -1) -> nn.Module:
-        """The module of a level as it is now, ready for evaluation; -1 is the largest."""
-        return self.federation.module(self.server, level)
+    def model(self, level: int = -1, exit: int | None = None) -> nn.Module:
+        """The module of a level as it is now, ready for evaluation; ``exit`` is as in ``load_model``."""
+        return self.federation.module(self.server, level, exit)
 
     def result(self) -> Result:
         """The result so far; complete when the run is closed."""
         return Result(self._summary, self)
 
 
-def load_model(folder: str | Path, level: int = -1, **objects: Any) -> nn.Module:
+def load_model(folder: str | Path, level: int = -1, exit: int | None = None, **objects: Any) -> nn.Module:
     """The model of a level after the last finished round of a run, ready for evaluation; -1 is the largest.
 
+    Of a model with early exits, ``exit`` is the one at which it ends: 0 is the first, -1 the last; left out, the model
+    is as it was evaluated.
     ``objects`` are those that the run was made from, if any: ``model``, ``data``, ``method``, ``task``.
     """
     _, federation, server = open_run(folder, level, **objects)
-    return federation.module(server, level)
+    return federation.module(server, level, exit)
 
 
 def open_run(folder: str | Path, level: int, **objects: Any) -> tuple[Config, Federation, Server]:

@@ -21,7 +21,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +47,7 @@ class RunFolder:
         self.path, self.tensorboard = path, path / "tensorboard"
         self.config, self.metrics, self.summary = path / "config.toml", path / "metrics.jsonl", path / "summary.json"
         self.environment, self.partition = path / "environment.json", path / "partition.json"
+        self.choices = path / "vectorised.json"
         self.trace, self.nodes = path / "trace.json", path / "nodes.json"
         self.checkpoint, self.memories = path / "checkpoint" / "state.safetensors", path / "checkpoint" / "clients"
 
@@ -124,6 +125,20 @@ class RunFolder:
         if len(parts) != clients or not whole or len(set(indices)) < len(indices):  # some examples may be left out
             raise RunError(f"{self.partition}: damaged (not a partition among {clients} clients); delete the folder")
         return [torch.tensor(part, dtype=torch.int64) for part in parts]
+
+    def save_choices(self, choices: Mapping[int, bool]) -> None:
+        """Which levels train side by side, as measured."""
+        write_json(self.choices, {str(level): chosen for level, chosen in choices.items()})
+
+    def load_choices(self) -> dict[int, bool]:
+        """What was measured before, if anything."""
+        if not self.choices.exists():
+            return {}
+        try:
+            found = {int(level): bool(chosen) for level, chosen in json.loads(self.choices.read_text()).items()}
+        except (ValueError, AttributeError) as problem:
+            raise RunError(f"{self.choices}: damaged ({problem}); delete the folder to start again") from None
+        return found
 
     def append(self, row: Row) -> None:
         """Adds the line of a round. Written before its checkpoint, so a checkpoint never lacks its line."""

@@ -8,19 +8,21 @@ import copy
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from incofl.anchor import SmallestPath, within
-from incofl.client import ClientInput, Upload, evaluate, measure_buffers, train
+from incofl.client import ClientInput, Trainee, Upload, evaluate, measure_buffers, train
 from incofl.data import Examples
 from incofl.data.pipeline import EVAL_BATCH, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
+from incofl.engine.vectorised import Declined, StackJob, Vectorised
 from incofl.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
 from incofl.split import Slice, submodel
@@ -53,7 +55,7 @@ class MeasureJob:
         return f"statistics, level {self.level}"
 
 
-AnyJob = Job | EvalJob | MeasureJob
+AnyJob = Job | StackJob | EvalJob | MeasureJob
 
 
 class Worker:
@@ -63,13 +65,19 @@ class Worker:
         self._federation = federation
         self._modules: dict[tuple[int, bool], nn.Module] = {}  # by level, and whether a client's slice is its own
         self._layouts: dict[nn.Module, torch.memory_format] = {}
+        self._trainees: dict[nn.Module, Trainee] = {}
+        self._vectorised: dict[nn.Module, Vectorised | Declined] = {}
+        self._sent: dict[int, tuple[Server, Slice, Tensors, Tensors]] = {}  # by level, what its last client received
 
-    def do(self, server: Server, job: AnyJob, memory: Tensors | None = None) -> Upload | Score | Tensors:
-        """Does a job: a client's turn, with what the client remembers; an evaluation; a measurement."""
+    def do(self, server: Server, job: AnyJob, memory: Any = None) -> Sequence[Upload] | Upload | Score | Tensors:
+        """Does a job: turns, with what each client remembers; an evaluation; a measurement."""
         match job:
             case Job():
                 return self.train(server, job, memory)
+            case StackJob(jobs):
+                return self.train_stack(server, jobs, memory or [{}] * len(jobs))
             case EvalJob(level, start):
+                self._sent.clear()  # the server of a round that is over
                 examples = self._federation.data.test.pick(slice(start, start + EVAL_CHUNK))
                 return self.evaluate(server, level, examples)
             case MeasureJob(level):
@@ -77,10 +85,43 @@ class Worker:
 
     def train(self, server: Server, job: Job, memory: Tensors | None = None) -> Upload:
         """One client's turn, with the slice of the server that it holds."""
-        slice_ = self._federation.slice(job.level, job.round, job.client)
-        extra = self._federation.method.extra_for_client(server, job.level)
-        # The server does not change during a round.
-        return self.turn(job, slice_.look(server.state(job.level)), slice_.look(extra), memory)
+        return self.turn(job, *self.sent(server, job), memory)
+
+    def train_stack(self, server: Server, jobs: Sequence[Job], memories: Sequence[Tensors]) -> Sequence[Upload]:
+        """The turns of clients of one level, side by side; one after the other if their batches do not allow it."""
+        try:
+            return self.vectorised(jobs[0]).train(jobs, *self.sent(server, jobs[0]), memories)
+        except Declined:
+            return [self.train(server, job, memory) for job, memory in zip(jobs, memories, strict=True)]
+
+    def vectorised(self, job: Job) -> Vectorised:
+        """The stacked training of a client's level.
+
+        Raises:
+            Declined: if its module cannot be stacked.
+        """
+        module = self.module(job.level, job.round, job.client)
+        if module not in self._vectorised:
+            try:
+                self._vectorised[module] = Vectorised(module, self._federation)
+            except Declined as problem:
+                self._vectorised[module] = problem
+        found = self._vectorised[module]
+        if isinstance(found, Declined):
+            raise found
+        return found
+
+    def sent(self, server: Server, job: Job) -> tuple[Tensors, Tensors]:
+        """The model and what else a client receives, only to be read: the server does not change during a round."""
+        slice_ = self._federation.slice_of(job)
+        known = self._sent.get(job.level)
+        if known is None or known[0] is not server or known[1] is not slice_:
+            if known is not None and known[0] is not server:
+                self._sent.clear()
+            extra = self._federation.method.extra_for_client(server, job.level)
+            known = server, slice_, slice_.look(server.state(job.level)), slice_.look(extra)
+            self._sent[job.level] = known
+        return known[2:]
 
     def turn(self, job: Job, state: Tensors, extra: Tensors, memory: Tensors | None = None) -> Upload:
         """One client's turn from what it received, in the coordinates of its slice."""
@@ -90,7 +131,7 @@ class Worker:
             state=self._on_device(state),
             extra=self._on_device(extra),
             memory=self._on_device(memory or {}),
-            labels=None if labels is None else labels.to(f.device),
+            labels=labels if labels is None or f.device == "cpu" else labels.to(f.device),
             round=job.round,
         )
         rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
@@ -98,9 +139,10 @@ class Worker:
         module = self.module(job.level, job.round, job.client)
         on_device = ((self.input(module, x), y.to(f.device)) for x, y in batches)
         smallest = self._smallest(job)
+        randomness = own_randomness(seed_of(f.seed, Purpose.LAYERS, job.round, job.client), f.device)
         watching = nullcontext() if smallest is None else smallest.watch(module)
-        with one_thread(), own_randomness(seed_of(f.seed, Purpose.LAYERS, job.round, job.client)), watching:
-            upload = train(module, given, on_device, f.method.client, f.local, f.task, smallest)
+        with one_thread(), randomness, watching:
+            upload = train(self.trainee(module), given, on_device, f.method.client, f.local, f.task, smallest)
         return f.identified(upload, job)
 
     def _smallest(self, job: Job) -> SmallestPath | None:
@@ -151,9 +193,16 @@ class Worker:
             self._modules[key] = module.to(memory_format=layout)  # type: ignore[call-overload]  # not among its typed forms
             self._layouts[module] = layout
             f.method.client.prepare(module, f.model.layout)
+            f.method.client.nest(module, f.model.layout, f.splitter, level)
             if f.compile:
                 module.compile()  # happens at the first batch
         return self._modules[key]
+
+    def trainee(self, module: nn.Module) -> Trainee:
+        """A module ready for its next turn."""
+        if module not in self._trainees:
+            self._trainees[module] = Trainee(module)
+        return self._trainees[module]
 
     def input(self, module: nn.Module, x: Inputs) -> Inputs:
         """A batch on the device and in the memory format in which a module computes."""
@@ -166,7 +215,8 @@ class Worker:
         return map_inputs(moved, x)
 
     def _on_device(self, state: Tensors) -> Tensors:
-        return {name: value.to(self._federation.device) for name, value in state.items()}
+        device = self._federation.device
+        return state if device == "cpu" else {name: value.to(device) for name, value in state.items()}
 
 
 # Strided 1x1 convolutions of fewer input channels are not computed channels-last: oneDNN's gradient of their weights
@@ -213,11 +263,14 @@ def computes_channels_last(module: nn.Module, example: Inputs) -> bool:
 
 
 @contextmanager
-def own_randomness(seed: int) -> Iterator[None]:
+def own_randomness(seed: int, device: str = "cpu") -> Iterator[None]:
     """Inside, layers that draw random numbers (dropout) draw those of a seed; outside, on a CPU, nothing changes."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    before = torch.default_generator.get_state()
+    try:
+        (torch.default_generator.manual_seed if device == "cpu" else torch.manual_seed)(seed)
         yield
+    finally:
+        torch.default_generator.set_state(before)
 
 
 def keep_freed_memory() -> None:

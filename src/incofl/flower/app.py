@@ -59,7 +59,7 @@ def make_server_app(
     def main(grid: Grid, context: Context) -> None:
         try:
             ours, named, overrides = read_run_config(context.run_config, chosen)
-            serve(grid, _config(named or config, overrides, objects), ours)
+            serve(grid, make_config(named or config, overrides, **objects), ours)
         except IncoflError as problem:
             raise problem.with_traceback(None) from None  # what Flower shows of it ends with one clear line
 
@@ -69,6 +69,8 @@ def make_server_app(
 
 def serve(grid: Grid, config: Config, settings: Settings) -> Result:
     """Runs a federation on the nodes of a grid and returns its result."""
+    if config.engine.compile:
+        raise ConfigError("engine.compile: got true, expected false: nodes are new processes in every turn")
     with contextlib.ExitStack() as stack:
         progress = None  # lines
         if settings.metrics_port:
@@ -81,13 +83,6 @@ def serve(grid: Grid, config: Config, settings: Settings) -> Result:
     traffic = ", ".join(f"{human(result[f'bytes_{direction}'], 'B')} {direction}" for direction in ("down", "up"))
     print(f"{result['rounds']} rounds{metric}; {traffic}, {result['seconds']:.0f} s; records in {settings.out}")
     return result
-
-
-def _config(given: AnyConfig, overrides: list[str], objects: Mapping[str, Any]) -> Config:
-    config = make_config(given, overrides, **objects)
-    if config.engine.compile:
-        raise ConfigError("engine.compile: got true, expected false: nodes are new processes in every turn")
-    return config
 
 
 def make_client_app(
@@ -139,7 +134,7 @@ class Node:
         if node.memory is not None:
             return_freed_memory()
         config, federation, worker = self._prepared(order, node, context)
-        slice_ = federation.slice(order.level, order.round, order.client)
+        slice_ = federation.slice_of(order)
         slice_.check(state, "the model that was sent", uploaded=False)
         memory = NodeMemory(context.state, order, node.state_dir)
         found = memory.frozen(frozen, lambda: _own_frozen(config, federation.model, slice_))

@@ -163,7 +163,7 @@ class GridExecutor(InProcess):
         return row
 
     def _cut(self, server: Server, job: Job) -> Parts:
-        slice_ = self.federation.slice(job.level, job.round, job.client)
+        slice_ = self.federation.slice_of(job)
         extra = slice_.look(self.federation.method.extra_for_client(server, job.level))
         held = slice_.look(server.state(job.level))
         frozen = {name: held.pop(name) for name in slice_.frozen}

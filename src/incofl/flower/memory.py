@@ -39,7 +39,7 @@ class NodeMemory:
             return None
         store = ClientStore(federation)
         store.put(order.client, *wanted, memory)
-        return store.get(order.client, federation.slice(order.level, order.round, order.client))
+        return store.get(order.client, federation.slice_of(order))
 
     def keep(self, memory: Tensors) -> None:
         """Keeps what the node made of its turn, in addition to what it started from."""

@@ -57,8 +57,8 @@ class Answer:
 class Order(Job):
     """What the server tells a node to do."""
 
-    run: str  # identifies the run, for what a node remembers of it
-    config: str  # the run's config, as TOML
+    run: str = ""  # identifies the run, for what a node remembers of it
+    config: str = ""  # the run's config, as TOML
     memory: tuple[int, int] | None = None  # level and round of the turn from whose memory the node starts
     known: str = ""  # what the node has said of itself, as far as its slice depends on it; empty: anything
     frozen: str = digest({})  # identifies the frozen part of the slice
@@ -129,7 +129,7 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: 
     if "answer" in content:
         raise Refusal("it says other limits than before", "changed", decode_answer(content))
     _check_keys(content, {*TENSORS, "report"}, "the reply")
-    layout, slice_ = federation.model.layout, federation.slice(job.level, job.round, job.client)
+    layout, slice_ = federation.model.layout, federation.slice_of(job)
     names = {"update": layout.parameters, "buffers": layout.buffers, "extra": federation.method.client.extra(layout)}
     tensors: dict[str, Any] = {}
     for part, own in names.items():
@@ -139,8 +139,8 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: 
     shapes = {} if smallest is None else dict(smallest.shapes)
     tensors["smallest"] = _decode(content["smallest"], "smallest", shapes, federation.model.initial)
     report = _read(Report, content["report"])
-    for name, value in vars(job).items():
-        if getattr(report, name) != value:
+    for name in ("client", "level", "round"):
+        if getattr(report, name) != (value := getattr(job, name)):
             raise Refusal(f"it replies for {name} {getattr(report, name)}, expected {value}")
     classes = federation.data.classes if federation.task.classes else None
     for name, length in (("labels", classes or 0), ("totals", totals if report.tested else 0)):

@@ -18,6 +18,8 @@ _SEPARATE = {
     "fednova": ("fednova", "FedNova: each size with itself only"),
     "scaffold": ("scaffold", "Scaffold: each size with itself only"),
     "moon": ("moon", "MOON: each size with itself only"),
+    "feddyn": ("feddyn", "FedDyn: each size with itself only"),
+    "fedbn": ("fedbn", "FedBN: each size with itself only"),
     "allsmall": ("fedavg", "FedAvg where everybody trains the smallest size"),
     "alllarge": ("fedavg", "FedAvg where everybody trains the largest size"),
     "largestonly": ("fedavg", "FedAvg of the clients that can hold the largest size"),
@@ -28,10 +30,18 @@ _SHARED = {
     "heteronova": ("fednova", "FedNova over slices of one server model"),
     "heteroscaffold": ("scaffold", "Scaffold over slices of one server model"),
     "heteromoon": ("moon", "MOON over slices of one server model"),
+    "heterodyn": ("feddyn", "FedDyn over slices of one server model"),
+    "heterobn": ("fedbn", "FedBN over slices of one server model"),
     "fedfloor": ("fedfloor", "FedFloor: the smallest size as if everybody trained it; larger ones add to it"),
     "heterofl": ("heterofl", "HeteroFL: the first channels of every layer"),
     "inclusivefl": ("inclusivefl", "InclusiveFL: a last block and a head of each size's own"),
     "fedrolex": ("fedrolex", "FedRolex: HeteroFL with a rolling window of channels"),
+    "fedrand": ("fedrand", "random width: channels drawn for each client and round"),
+    "fedecover": ("fedecover", "FedEcover: random width from pools that cover all channels"),
+    "fjord": ("fjord", "FjORD: clients train all widths up to their own"),
+    "nefl": ("nefl", "NeFL: residual branches with learned steps, of each level's own"),
+    "depthfl": ("depthfl", "DepthFL: fewer blocks, with exits that teach each other"),
+    "reefl": ("reefl", "ReeFL: exits of a ViT that share one classifier"),
     "scalefl": ("scalefl", "ScaleFL: fewer blocks and fewer channels, with early exits"),
 }
 # Low-rank adapters on a frozen model, of which levels hold some ranks.
@@ -61,15 +71,23 @@ _TRANSFORMS = {
     "adam": ("incofl.methods.server_optimizers:ServerAdam", "Adam on the server"),
     "yogi": ("incofl.methods.server_optimizers:ServerYogi", "Yogi on the server"),
 }
-# What the paper calls a hetero* method with InCo.
-_PAPER_NAMES = {f"hetero{name}+inco": f"inco{name}" for name in ("avg", "prox", "nova", "scaffold", "moon")}
+# What the paper calls a hetero* method with InCo, and in the same way others.
+_PAPERS = ("avg", "prox", "nova", "scaffold", "moon")
+_PAPER_NAMES = {f"hetero{name}+inco": f"inco{name}" for name in (*_PAPERS, "dyn", "bn")}
 _MEANINGS = {short: long for long, short in _PAPER_NAMES.items()}
+# FedOpt: FedAvg with an optimiser on the server, whose step comes after all else.
+_FEDOPT = {
+    f"{form}{name}": (f"{form}avg", optimizer)
+    for name, optimizer in (("avgm", "momentum"), ("adam", "adam"), ("yogi", "yogi"))
+    for form in ("fed", "hetero", "inco")
+}
 
 
 def _parts(name: str) -> list[str]:
     """A method and what is added to it: ``incoavg+adam`` is ``heteroavg``, ``inco``, ``adam``."""
     base, *added = name.lower().split("+")
-    return [*_MEANINGS.get(base, base).split("+"), *added]
+    base, *last = _FEDOPT.get(base, (base,))
+    return [*_MEANINGS.get(base, base).split("+"), *added, *last]
 
 
 def _summary(name: str) -> str:
@@ -78,8 +96,8 @@ def _summary(name: str) -> str:
 
 
 _WITH_INCO = [_PAPER_NAMES.get(f"{name}+inco", f"{name}+inco") for name in _SHARED]
-_WITH_NOISE = [f"{long.removesuffix('+inco')}+noise" for long in _PAPER_NAMES]  # a baseline of the paper
-SUMMARIES = {name: _summary(name) for name in (*_BASES, *_WITH_INCO, *_WITH_NOISE)}
+_WITH_NOISE = [f"hetero{name}+noise" for name in _PAPERS]  # a baseline of the paper
+SUMMARIES = {name: _summary(name) for name in (*_BASES, *_FEDOPT, *_WITH_INCO, *_WITH_NOISE)}
 
 
 class MethodTable(Mapping[str, "Method"]):
@@ -105,7 +123,8 @@ def _named(name: str) -> "Method":
     base, *added = _parts(name)
     if base not in _BASES or not set(added) <= _TRANSFORMS.keys():
         raise ConfigError(f"method: got {name!r}{nearest(name, METHODS)}")
-    return _load(base, *added)
+    method, alias = _load(base, *added), name.lower()
+    return dataclasses.replace(method, name=alias) if alias.partition("+")[0] in _FEDOPT else method
 
 
 @functools.cache

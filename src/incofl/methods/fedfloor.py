@@ -10,6 +10,10 @@ Ours. It is HeteroAvg with three parts, each of which can be had for any method:
   from all clients.
 
 A model without residual branches that can be closed starts at random.
+
+Relatives: the sandwich of slimmable networks (Yu and Huang, "Universally Slimmable Networks", ICCV 2019), and residual
+branches that start at zero (Goyal et al., "Accurate, Large Minibatch SGD", 2017). Differences: slimmable networks add
+the gradients of all widths; here that of a larger level does not reach what the smallest holds.
 """
 
 from incofl.anchor import Anchor

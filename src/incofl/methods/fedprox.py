@@ -7,7 +7,7 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020. Local
 Differences: mu = 0.1 as in the InCo paper (0.001 in NIID-Bench). Local solutions of unequal accuracy are not modelled.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
@@ -20,6 +20,7 @@ from incofl.options import options
 class FedProx(ClientRule):
     """The proximal term in a client's loss."""
 
+    stacks: ClassVar[bool] = True
     mu: Annotated[float, Ge(0)] = 0.1  # strength of the proximal term; 0 is FedAvg
 
     def adjust(self, local: Local) -> None:

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from incofl.tensors import Inputs, call
 class HeteroFL(ClientRule):
     """What clients of HeteroFL and FedRolex do, and what of it the server uses."""
 
+    stacks: ClassVar[bool] = True
     mask: bool = True  # set the logits of classes that a client does not have to 0 in its loss
     label_rows: bool = True  # let a client contribute only the head's rows of classes that it has
     scaler: bool = True  # divide what enters a norm layer by the share of channels held, while training

@@ -43,7 +43,7 @@ from incofl.methods.factors import Factors, cut_ranks, shares
 from incofl.methods.pruning import Pruned
 from incofl.seeds import Purpose, torch_rng
 from incofl.server import Changes, Server
-from incofl.split import RANK, Slice, Splitter, kept
+from incofl.split import RANK, Drawn, Slice, Splitter, kept
 from incofl.split.slices import ALL, cut
 from incofl.tensors import Tensors, one_thread
 
@@ -206,7 +206,7 @@ class FedEx(Merging):
 class Alternating(Splitter):
     """B is trained and uploaded in the first round, A in the second, and so on; both are sent."""
 
-    def slice(self, layout: Layout, level: int, round: int = 0, client: int | None = None) -> Slice:
+    def slice(self, layout: Layout, level: int, round: int = 0, client: int | None = None, drawn: Drawn = ()) -> Slice:
         made = Splitter(self.shares, self.depths).slice(layout, level)
         other = B if round % 2 else A
         return dataclasses.replace(made, given=made.given | {name for name in made.index if name.endswith(other)})
@@ -227,13 +227,13 @@ class RandomRanks(Splitter):
 
     by_client: ClassVar[bool] = True
 
-    def slice(self, layout: Layout, level: int, round: int = 0, client: int | None = None) -> Slice:
+    def slice(self, layout: Layout, level: int, round: int = 0, client: int | None = None, drawn: Drawn = ()) -> Slice:
         whole = Splitter((1.0,) * len(self.shares), self.depths).slice(layout, level)
         if client is None:
             return whole
         size = layout.named_axes[RANK].size
-        drawn = torch.randperm(size, generator=torch_rng(0, Purpose.RANKS, round, client))
-        ranks = drawn[: kept(size, self.shares[level])].sort().values
+        order = torch.randperm(size, generator=torch_rng(0, Purpose.RANKS, round, client))
+        ranks = order[: kept(size, self.shares[level])].sort().values
         return cut(layout, {block for name in whole.index if (block := layout.block_of[name])}, {RANK: ranks})
 
 

@@ -25,6 +25,11 @@ class UploadNoise:
     uploads: Annotated[float, Ge(0)] = 0.0  # to the update that every client sends, whatever the method; 0: none
     deep: Annotated[float, Ge(0)] = 1.0  # to the aggregated update of the deep layers, by methods called ``NAME+noise``
 
+    @property
+    def idle(self) -> bool:
+        """Whether uploads stay as they are, so that nobody need look at them."""
+        return not self.uploads
+
     def __call__(self, upload: Upload, context: Context) -> Upload:
         rng = torch_rng(context.seed, Purpose.UPLOAD_NOISE, context.round, upload.client)
         for name in sorted(upload.update) if self.uploads else ():

@@ -15,12 +15,12 @@ weights of a random network, corrects batch-norm statistics and counters too, di
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Le
 
-from incofl.aggregate import CoveredMean, spread
+from incofl.aggregate import CoveredMean
 from incofl.client import ClientRule, Local
 from incofl.layout import Layout
 from incofl.method import Method, ServerRule
@@ -34,6 +34,7 @@ from incofl.transform import SHARED
 class Scaffold(ClientRule):
     """The client half, which keeps c_i and uploads its change."""
 
+    stacks: ClassVar[bool] = True
     # factor of c - c_i; smaller where variates are stale, because clients are drawn rarely
     correction_scale: Annotated[float, Ge(0), Le(1)] = 1.0
     # what N is: the clients that hold a position (``holders``), or ``all``, as in NIID-Bench
@@ -91,11 +92,9 @@ class ScaffoldServer(ServerRule):
         new = dict(server.extra)
         everybody = sum(count for _, count in server.population.values())
         for group, mean in extra.items():
-            holders = [held for level, held in server.population.items() if group in (SHARED, level)]
             c = dict(new[table(group)])
             for name, value in mean.values.items():
-                having = [(slice_, float(count)) for slice_, count in holders if name in slice_.index]
-                population = spread(server.layout, name, having).clamp(min=1)
+                population = server.holders(name, group)
                 if self.options.population == "all":
                     population.fill_(everybody)
                 c[name] = c[name] + value * (mean.weight[name] / population).to(value.dtype)

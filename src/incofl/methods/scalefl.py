@@ -11,8 +11,7 @@ The released code trains the teacher too (``scalefl.train_teacher``), uses the s
 before batch norm (neutral but for eps), and evaluates each client on its own test data; here on the whole test set.
 """
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Self
 
@@ -25,8 +24,9 @@ from incofl.client import ClientRule, Local, Setting
 from incofl.errors import ConfigError, LayoutError
 from incofl.layout import Layout
 from incofl.method import Method
+from incofl.methods.exits import add_exits, first_blocks, positions_of
 from incofl.options import options
-from incofl.split import Depth, Depths, Kind, Levels, Splitter, WidthRule, shares_of
+from incofl.split import Depths, Kind, Levels, Splitter, WidthRule, shares_of
 from incofl.tensors import Inputs, call
 
 
@@ -60,18 +60,15 @@ class ExitRule(WidthRule):
 
     def extend(self, model: nn.Module, layout: Layout, levels: Levels) -> Layout:
         """Adds an exit for every level but the last, which has the model's own head."""
-        add_exits: Callable[[tuple[int, ...], int], Layout] | None = getattr(model, "add_exits", None)
-        if add_exits is None:
-            hint = "expected a ResNet or a model with a method add_exits(positions, convolutions)"
-            raise ConfigError(f"model.name: {type(model).__name__} cannot have early exits, {hint}")
         number = levels if isinstance(levels, int) else len(levels)
-        return add_exits(exit_positions(len(layout.blocks), number), self.options.head_convs)
+        positions = exit_positions(len(layout.blocks), number) if layout.blocks else ()
+        return add_exits(model, layout, positions, self.options.head_convs)
 
     def splitter(self, layout: Layout, kind: Kind, levels: Levels, depth: Depths = "full") -> Splitter:
         if depth != "full":
             raise ConfigError(f"split.depth: got {depth!r}, expected none: exits set the depth of a level")
         shares = exit_shares(levels) if isinstance(levels, int) else shares_of(levels)
-        splitter = Splitter(shares, tuple(first_blocks(layout, blocks) for blocks in layout.exits.values()))
+        splitter = Splitter(shares, tuple(first_blocks(layout, blocks) for blocks in positions_of(layout)))
         splitter.check_sizes(layout)
         return splitter
 
@@ -92,12 +89,6 @@ def exit_positions(blocks: int, levels: int) -> tuple[int, ...]:
 def exit_shares(levels: int) -> tuple[float, ...]:
     """The share of the channels of each level: 0.7, but 0.75 for the last but one and 1 for the last."""
     return (*[0.7] * (levels - 2), 0.75, 1.0) if levels > 1 else (1.0,)
-
-
-def first_blocks(layout: Layout, blocks: int) -> Depth:
-    """The first blocks of the whole model, counted by stage; later stages may be empty."""
-    before = itertools.accumulate(layout.depth, initial=0)
-    return tuple(min(size, max(blocks - start, 0)) for start, size in zip(before, layout.depth, strict=False))
 
 
 def weighted_loss(exits: Sequence[Tensor], y: Tensor, gamma: float, t: float, train_teacher: bool = False) -> Tensor:

@@ -6,8 +6,11 @@ Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedOpt). With U the 
     Adam:       m <- b1 m + (1 - b1) U,   v <- b2 v + (1 - b2) U^2            w <- w + lr m / (sqrt(v) + tau)
     Yogi:       as Adam, with             v <- v - (1 - b2) U^2 sign(v - U^2)
 
-There is no bias correction, as in the paper; moments start at zero. A position that no client of the cohort held keeps
-its moments and its value. Buffers are not touched.
+There is no bias correction, as in the paper; moments start at zero. ``fedavgm``, ``fedadam`` and ``fedyogi`` are FedAvg
+with one of them.
+
+Differences: a position that no client of the cohort held keeps its moments and its value, of which the paper, where all
+clients hold all, has none. Its Adam and Yogi start v at tau^2. Buffers are not touched.
 """
 
 import dataclasses

@@ -1,6 +1,5 @@
 """Models of your own: what a factory makes, named ``package.module:factory`` in a config."""
 
-import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ def make_custom(model: str | Factory, options: ModelOptions) -> tuple[nn.Module,
     name, factory = (model, load_attribute(model, "model.name")) if isinstance(model, str) else (_name(model), model)
     if not callable(factory):
         raise ConfigError(f"model.name: {name} is of type {type(factory).__name__}, expected a function or class")
-    arguments = _arguments(name, factory, options)
+    arguments = arguments_of(name, factory, options)
     try:
         made = factory(**arguments)
     except IncoflError:
@@ -34,16 +33,13 @@ def make_custom(model: str | Factory, options: ModelOptions) -> tuple[nn.Module,
     return check_module(name, *as_pair(made, f"model.name: {name} returned {type(made).__name__}"), options)
 
 
-def use_module(module: nn.Module, layout: Layout | None, options: ModelOptions) -> tuple[nn.Module, Layout]:
-    """A copy of a module that was made in Python, which replaces what the config says, and its layout."""
-    return check_module(type(module).__name__, copy.deepcopy(module), layout, options)
-
-
-def as_pair(made: object, problem: str) -> tuple[nn.Module, Layout | None]:
+def as_pair(made: object, problem: str = "") -> tuple[nn.Module, Layout | None]:
     """A module and its layout, of which the layout may be missing; refuses anything else."""
     module, layout = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module) or not isinstance(layout, Layout | None):
-        raise ConfigError(f"{problem}, expected a module, or a pair of a module and its Layout")
+        raise ConfigError(
+            f"{problem or f'model: got {made!r:.60}'}, expected a module, or a pair of a module and its Layout"
+        )
     return module, layout
 
 
@@ -55,7 +51,7 @@ def check_module(
         raise ConfigError(f"model.blocks: got {options.blocks[0]!r}, expected none: {name} comes with its Layout")
     example, expected = options.batch, options.output
     try:
-        *_, output = try_out(module, example)
+        output = try_out(module, example)
     except Exception as problem:
         words = f"fails on a batch of shape {shapes_of(example)}: {describe(problem)}"
         raise ConfigError(f"model.name: {name} {words}") from problem
@@ -69,7 +65,7 @@ def _name(factory: Factory) -> str:
     return f"{factory.__module__}:{getattr(factory, '__qualname__', type(factory).__name__)}"
 
 
-def _arguments(name: str, factory: Factory, options: ModelOptions) -> dict[str, Any]:
+def arguments_of(name: str, factory: Factory, options: ModelOptions) -> dict[str, Any]:
     """The arguments that a factory asks for, and the config's ``model.options``; nothing in the config is ignored."""
     try:
         parameters = inspect.signature(factory).parameters.values()

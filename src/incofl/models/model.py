@@ -95,18 +95,13 @@ def without_values(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(value): emptied(value) for value in module.state_dict(keep_vars=True).values()})
 
 
-def try_out(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs, Any]:
-    """A copy of a module in evaluation mode, a batch on the same device, and the output.
-
-    The device is meta, which needs no time and no memory, or the CPU if the module cannot run on meta.
-    """
+def try_out(module: nn.Module, example: Inputs) -> Any:
+    """The output of a copy: on meta, which needs no time and no memory, or on the CPU if it cannot run on meta."""
     with torch.random.fork_rng(devices=[]):
         try:
-            copied, batch = on_meta(module, example)
-            return copied, batch, call(copied, batch)
+            return call(*on_meta(module, example))
         except Exception:  # for example, forward makes a tensor without saying on which device
-            copied, batch = on_cpu(module, example)
-            return copied, batch, call(copied, batch)
+            return call(*on_cpu(module, example))
 
 
 def on_meta(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs]:

@@ -9,12 +9,14 @@ import itertools
 import math
 from typing import Literal, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from incofl.layout import Axes, Axis, Layout
 
 Stem = Literal["imagenet", "small"]
+Shape = tuple[int, ...]
 
 # The paper's five, and torchvision's deeper one.
 DEPTHS = {
@@ -84,31 +86,27 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self,
-        depth: tuple[int, ...],
-        width: float = 1.0,
-        channels: int = 3,
-        classes: int = 10,
-        stem: Stem = "imagenet",
-        dimensions: int = 2,
+        self, blocks: Shape, shape: Shape = (3, 32, 32), classes: int = 10, width: float = 1.0, stem: Stem = "imagenet"
     ) -> None:
         super().__init__()
-        self.layers = layers = LAYERS[dimensions]
-        widths = [math.ceil(width * base) for base in BASE_WIDTHS[: len(depth)]]
+        channels, *places = shape
+        self.layers = layers = LAYERS[len(places)]
+        widths = [math.ceil(width * base) for base in BASE_WIDTHS[: len(blocks)]]
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
         self.conv1 = layers.conv(channels, widths[0], kernel, stride, padding=kernel // 2, bias=False)
         self.maxpool = layers.pool(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
         self.bn1 = layers.norm(widths[0])
         inputs = widths[0]
-        for stage, (blocks, outputs) in enumerate(zip(depth, widths, strict=True), start=1):
+        for stage, (count, outputs) in enumerate(zip(blocks, widths, strict=True), start=1):
             first = BasicBlock(inputs, outputs, stride=1 if stage == 1 else 2, layers=layers)
-            rest = [BasicBlock(outputs, outputs, stride=1, layers=layers) for _ in range(blocks - 1)]
+            rest = [BasicBlock(outputs, outputs, stride=1, layers=layers) for _ in range(count - 1)]
             setattr(self, f"layer{stage}", nn.Sequential(first, *rest))
             inputs = outputs
-        self.depth, self.widths = depth, widths
+        self.depth, self.widths = blocks, widths
         self.fc = nn.Linear(inputs, classes)
         self.exits = nn.ModuleList()
         self.exit_positions: tuple[int, ...] = ()  # after how many blocks; the last one is that of the usual head
+        self.answer: Literal["last", "mean"] = "last"  # which of its exits it answers with in evaluation
         _initialise(self)
 
     @property
@@ -119,7 +117,7 @@ class ResNet(nn.Module):
         """Adds early exits after some blocks, as ScaleFL trains them, and returns the new layout.
 
         The last exit is the usual head. A module with exits returns the logits of all of them in training, and those of
-        the last one that it holds in evaluation.
+        the last one that it holds, or their mean, in evaluation.
         """
         channels = [width for width, blocks in zip(self.widths, self.depth, strict=True) for _ in range(blocks)]
         heads = [ExitHead(channels[at - 1], self.fc.out_features, convolutions, self.layers) for at in positions[:-1]]
@@ -129,14 +127,16 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         heads = zip(self.exit_positions or (sum(self.depth),), (*self.exits, self.fc), strict=True)
         held = [(at, head) for at, head in heads if not isinstance(head, nn.Identity)]  # which replaces a missing one
-        used = dict(held if self.training else held[-1:])
+        used = dict(held if self.training or self.answer == "mean" else held[-1:])
         logits: list[Tensor] = []
         x = self.maxpool(functional.relu(self.bn1(self.conv1(x)), inplace=True))
         for number, block in enumerate((block for stage in self.stages for block in stage), start=1):
             x = block(x)
             if (head := used.get(number)) is not None:
                 logits.append(head(x if isinstance(head, ExitHead) else _pooled(x)))
-        return logits if self.training and self.exit_positions else logits[-1]
+        if self.training and self.exit_positions:
+            return logits
+        return torch.stack(logits).mean(0) if len(logits) > 1 else logits[0]
 
     def layout(self) -> Layout:
         """Axes: a residual stream per stage (the stem belongs to stage 1) and an inner width per block.

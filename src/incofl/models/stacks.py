@@ -12,8 +12,9 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 from torch.nn import functional
 
+from incofl.errors import ConfigError
 from incofl.layout import Axes, Axis, Layout
-from incofl.models.vit import MLP_RATIO, Block, transformer_layout
+from incofl.models.vit import MLP_RATIO, Block, Shape, transformer_layout
 
 PADDING = 0
 
@@ -34,11 +35,11 @@ class ResidualBlock(nn.Module):
 class ResidualMlp(nn.Module):
     """A linear stem on the flattened image, equal residual blocks, a linear head."""
 
-    def __init__(self, depth: int, width: float, inputs: int, classes: int) -> None:
+    def __init__(self, shape: Shape, classes: int, width: float = 1.0) -> None:
         super().__init__()
         hidden = math.ceil(32 * width)
-        self.stem = nn.Linear(inputs, hidden)
-        self.blocks = nn.Sequential(*[ResidualBlock(hidden) for _ in range(depth)])
+        self.stem = nn.Linear(math.prod(shape), hidden)
+        self.blocks = nn.Sequential(*[ResidualBlock(hidden) for _ in range(6)])
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,9 +93,11 @@ class TextModel(nn.Module, ABC):
 class StackedLstm(TextModel):
     """An embedding, LSTM layers that add to it, a linear head."""
 
-    def __init__(self, depth: int, dim: int, vocabulary: int, classes: int, sequence: bool) -> None:
+    def __init__(
+        self, vocabulary: int, classes: int, sequence: bool, width: float = 1.0, depth: int = 4, dim: int = 128
+    ) -> None:
         super().__init__()
-        self.sequence = sequence
+        self.sequence, dim = sequence, math.ceil(width * dim)
         self.embedding = nn.Embedding(vocabulary, dim)
         self.layers = nn.Sequential(*[LstmBlock(dim) for _ in range(depth)])
         self.head = nn.Linear(dim, classes)
@@ -118,10 +121,20 @@ class TextTransformer(TextModel):
     """Embedding and learned positions, pre-norm blocks, a final norm, a linear head."""
 
     def __init__(
-        self, depth: int, dim: int, heads: int, vocabulary: int, length: int, classes: int, sequence: bool
+        self,
+        shape: Shape,
+        vocabulary: int,
+        classes: int,
+        sequence: bool,
+        width: float = 1.0,
+        depth: int = 6,
+        dim: int = 128,
+        heads: int = 4,
     ) -> None:
         super().__init__()
-        self.sequence = sequence
+        self.sequence, dim, (length,) = sequence, math.ceil(width * dim), shape
+        if dim % heads:
+            raise ConfigError(f"model.heads: got {heads}, expected a divisor of the model's width, {dim}")
         self.embedding = nn.Embedding(vocabulary, dim)
         self.position = nn.Embedding(length, dim)
         self.blocks = nn.ModuleList(Block(dim, heads, dim // heads, MLP_RATIO * dim) for _ in range(depth))

@@ -8,9 +8,9 @@ from operator import methodcaller
 from statistics import fmean, median
 from typing import Any, Literal
 
-from incofl.analysis.runs import RecordedRun
+from incofl.analysis.runs import Group, Groups, Points, RecordedRun, Series, Unit
 from incofl.engine.run_folder import Row
-from incofl.report.runs import Group, Groups, Points, Series, Unit, interval
+from incofl.statistics import estimate
 
 BAD = -1  # the look of what went wrong
 DOTS = 4000  # turns of clients that are drawn one by one
@@ -144,9 +144,9 @@ def by_level(groups: Groups) -> list[Figure]:
     columns, (metric, unit), how = [], groups.metric, groups.measure
     names = {level: f"level {level}" for level in groups.levels}  # the smallest first, whichever run comes first
     for group in groups:
-        known = {name: one for k, name in names.items() if (one := interval(run.tail(k) for run in group.runs))}
-        half = digits(half or 0.0 for _, half in known.values()) if group.several else None
-        means = digits(mean for mean, _ in known.values())
+        known = {name: one for k, name in names.items() if (one := estimate(run.tail(k) for run in group.runs))}
+        half = digits(one.half_width or 0.0 for one in known.values()) if group.several else None
+        means = digits(one.mean for one in known.values())
         columns.append(Curve(group.label, group.index, list(known), means, half, group.index))
     whiskers = " Whiskers: 95 % confidence interval (Student's t over seeds)." * groups.several
     y, title = f"test {metric}", f"{metric.capitalize()} by level"

@@ -7,10 +7,10 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from incofl.analysis.runs import RecordedRun, plain
+from incofl.analysis.runs import Groups, RecordedRun, plain
 from incofl.config import Config
-from incofl.costs import Cost, human
-from incofl.report.runs import Groups, interval
+from incofl.costs import human
+from incofl.statistics import estimate, plus_minus
 
 NONE = "\N{EN DASH}"
 in_bytes = partial(human, unit="B")
@@ -37,9 +37,8 @@ def results(groups: Groups) -> list[Line]:
 
 def _result(name: str, runs: Sequence[RecordedRun], groups: Groups) -> dict[str, str]:
     def shown(values: Iterable[float | None]) -> str:
-        scale, form = (100, ".1f") if groups.metric[1] == "percent" else (1, ".3g")
-        found = interval(values) or ()
-        return " ± ".join(format(scale * value, form) for value in found if value is not None) or NONE
+        form, scale = (".1f", 100) if groups.metric[1] == "percent" else (".3g", 1)
+        return plus_minus(found, form, scale) if (found := estimate(values)) else NONE
 
     of = {key: [run.summary[key] for run in runs] for key in runs[0].summary}
     rounds = " to ".join(map(str, sorted({min(of["rounds"]), max(of["rounds"])})))
@@ -82,26 +81,13 @@ def sizes(groups: Groups) -> list[tuple[list[str], list[Line] | str]]:
     known: dict[str, tuple[list[str], list[Line] | str]] = {}
     for group in groups:
         found = group.runs[0].federation_or_reason
-        told: list[Line] | str = (
-            found if isinstance(found, str) else list(map(_size, found.costs, found.clients_by_level))
-        )
+        told: list[Line] | str
+        if isinstance(found, str):
+            told = found
+        else:
+            told = [Line(cost.cells(found.clients_by_level[cost.level], "{:,}".format)) for cost in found.costs]
         known.setdefault(repr(told), ([], told))[0].append(group.label)
     return list(known.values())
-
-
-def _size(cost: Cost, clients: int) -> Line:
-    cells = {
-        "level": cost.level,
-        "blocks": " ".join(map(str, cost.blocks)),
-        cost.share[0]: cost.share[1],
-        "parameters": f"{cost.parameters:,}",
-        "MACs": f"{cost.macs:,}",
-        "down a round": in_bytes(cost.bytes_down),
-        "up a round": in_bytes(cost.bytes_up),
-        "training memory": in_bytes(cost.memory),
-        "clients": clients,
-    }
-    return Line(cells)
 
 
 def rejected(groups: Groups) -> list[Line]:

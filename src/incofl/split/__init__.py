@@ -3,31 +3,34 @@
 Level 0 is the smallest. A level keeps the first blocks of each stage (section 3.1), and ``ceil(share * size)`` channels
 of every axis that can be narrowed, as in HeteroFL; of low-rank adapters, so many ranks. They are the first ones
 (``prefix``), or a window that moves by one channel a round: forwards (``rolling``, as in FedRolex's paper) or backwards
-(``rolling-back``, as in its code).
+(``rolling-back``, as in its code), or some that are drawn for each client and round (``random``).
 """
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from incofl.errors import LayoutError
 from incofl.layout import Layout
 from incofl.split.slices import Index
 from incofl.split.slices import Slice as Slice
 from incofl.split.slices import cut as cut
+from incofl.split.submodel import end_at as end_at
 from incofl.split.submodel import submodel as submodel
 
 Kind = Literal["stage", "layer", "hetero", "rank"]
-Window = Literal["prefix", "rolling", "rolling-back"]
+Window = Literal["prefix", "rolling", "rolling-back", "random"]
 Levels = int | Sequence[int | float | Sequence[int]]
+Drawn = tuple[int, ...]  # the channels of a turn that were drawn, axis after axis
 Depth = tuple[int, ...]  # number of blocks kept in each stage, always the first ones: (1, 1, 2, 2)
 Start = Literal["random", "identity", "identity-if-possible"]
 RANK = "rank"  # the axis of the ranks of low-rank adapters
+COUNTS = "drawn"  # the table of a server's extra state that says how often each channel was drawn
 Depths = Literal["full", "scaled"] | Sequence[int | Sequence[int]]
 
 NO_EMPTY_STAGE = "layer splitting cannot leave a stage empty (for ResNets use split.kind=stage)"
@@ -40,6 +43,8 @@ class Splitter:
     shares: tuple[float, ...]  # for each level, the share of the channels kept of each axis
     depths: tuple[Depth, ...]  # for each level, the number of blocks kept in each stage
     window: Window = "prefix"  # where these channels lie
+    seed: int = 0  # of windows that are drawn
+    round_down: bool = False  # keep ``int(share * size)`` channels instead of ``ceil(share * size)``
     by_client: ClassVar[bool] = False  # whether the slice of a level depends on the client
 
     @property
@@ -47,16 +52,38 @@ class Splitter:
         """Whether the slice of a level depends on the round."""
         return self.window != "prefix"
 
-    def slice(self, layout: Layout, level: int, round: int = 0, client: int | None = None) -> Slice:
+    def slice(self, layout: Layout, level: int, round: int = 0, client: int | None = None, drawn: Drawn = ()) -> Slice:
         """The slice of a client of a level in a round; without a client, the one on which the level is evaluated.
 
-        A level of a model with early exits keeps the exits up to its own.
+        ``drawn`` is what ``draw`` gave. A level of a model with early exits keeps the exits up to its own.
         """
-        start = {"prefix": 0, "rolling": round, "rolling-back": -round}[self.window]
-        keep = {axis.name: kept_channels(axis.size, self.shares[level], start) for axis in layout.narrow_axes}
+        start = {"rolling": round, "rolling-back": -round}.get(self.window, 0)
+        keep = {axis.name: self.channels(axis.size, level, start) for axis in layout.narrow_axes}
+        return cut(layout, self.blocks(layout, level), keep)
+
+    def draw(
+        self, layout: Layout, counts: Mapping[str, Tensor], level: int, round: int, client: int
+    ) -> tuple[Drawn, Mapping[str, Tensor]]:
+        """The channels of a turn where they depend on what was drawn before, and what is drawn with them.
+
+        ``counts`` says, for each axis, how often each of its channels was drawn.
+        """
+        return (), counts
+
+    def blocks(self, layout: Layout, level: int) -> set[str]:
+        """The blocks and exits of a level."""
         stages = zip(layout.stages, self.depths[level], strict=True)
         blocks = {block for stage, count in stages for block in stage[:count]}
-        return cut(layout, blocks.union(list(layout.exits)[: level + 1]), keep)
+        own = sorted(set(layout.exits.values()))[: level + 1]
+        return blocks | {head for head, position in layout.exits.items() if position in own}
+
+    def width(self, size: int, level: int) -> int:
+        """The number of channels that a level keeps of an axis of some size."""
+        return kept(size, self.shares[level], self.round_down)
+
+    def channels(self, size: int, level: int, start: int = 0) -> Index:
+        """The neighbouring channels from ``start`` on that a level keeps of an axis, wrapping at the end."""
+        return kept_channels(size, self.shares[level], start, self.round_down)
 
     def check_sizes(self, layout: Layout) -> None:
         """Refuses levels that are not ordered by their size."""
@@ -93,14 +120,14 @@ class WidthRule(SplitRule):
     kind = "hetero"
 
 
-def kept(size: int, share: float) -> int:
+def kept(size: int, share: float, round_down: bool = False) -> int:
     """``ceil(share * size)``, at least 1; 0.07 * 100 is a hair above 7 in floating point and means 7."""
-    return max(1, math.ceil(share * size - 1e-9))
+    return max(1, int(share * size + 1e-9) if round_down else math.ceil(share * size - 1e-9))
 
 
-def kept_channels(size: int, share: float, start: int = 0) -> Index:
+def kept_channels(size: int, share: float, start: int = 0, round_down: bool = False) -> Index:
     """``ceil(share * size)`` neighbouring channels from ``start`` on, wrapping at the end."""
-    width, start = kept(size, share), start % size
+    width, start = kept(size, share, round_down), start % size
     if width == size:
         return slice(None)
     return slice(start, start + width) if start + width <= size else (torch.arange(width) + start) % size

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from incofl.errors import ConfigError
 from incofl.layout import Axis, Layout
-from incofl.split import Splitter, kept_channels
+from incofl.split import Splitter
 from incofl.split.slices import positions
 from incofl.tensors import Tensors
 
@@ -59,5 +59,5 @@ def _first_level(axis: Axis | None, splitter: Splitter) -> Tensor | None:
         return None
     level = torch.full((axis.length,), float(len(splitter.shares)))
     for number in reversed(range(len(splitter.shares))):
-        level[positions(axis, kept_channels(axis.size, splitter.shares[number]))] = number
+        level[positions(axis, splitter.channels(axis.size, number))] = number
     return level

@@ -1,7 +1,7 @@
 """The module that a client trains: the server's module with blocks left out and tensors cut to its slice."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.split.slices import Slice
 
@@ -65,16 +66,31 @@ def submodel(template: nn.Module, layout: Layout, slice_: Slice) -> nn.Module:
     """
     model = copy.deepcopy(template)
     held = {layout.block_of[name] for name in slice_.index}
-    for block in (*layout.blocks, *layout.exits):
-        if block not in held:
-            model.set_submodule(
-                block, Skip(model.get_submodule(block), layout.results.get(block, ()))
-            )  # keeps the names of the blocks around it
+    leave_out(model, layout, [block for block in (*layout.blocks, *layout.exits) if block not in held])
     for prefix, module in model.named_modules():
         _shrink(module, prefix + "." if prefix else "", slice_)
     for name, first in layout.tied.items():
         path, _, own = name.rpartition(".")
         setattr(model.get_submodule(path), own, attrgetter(first)(model))
+    return model
+
+
+def leave_out(model: nn.Module, layout: Layout, blocks: Iterable[str]) -> None:
+    """Puts an identity in the place of some blocks or exits, which keeps the names of those around them."""
+    for block in blocks:
+        model.set_submodule(block, Skip(model.get_submodule(block), layout.results.get(block, ())))
+
+
+def end_at(model: nn.Module, layout: Layout, slice_: Slice, exit: int) -> nn.Module:
+    """A model with early exits, changed in place to end at one of those that its slice has."""
+    held = {layout.block_of[name] for name in slice_.index}
+    positions = sorted({position for head, position in layout.exits.items() if head in held})
+    if not -len(positions) <= exit < len(positions):
+        known = f"0 to {len(positions) - 1}, or -1 for the last" if positions else "none: the model has no early exits"
+        raise ConfigError(f"exit: got {exit}, expected {known}")
+    later = [head for head, position in layout.exits.items() if head in held and position > positions[exit]]
+    leave_out(model, layout, [*(block for block in layout.blocks[positions[exit] :] if block in held), *later])
+    vars(model)["answer"] = "last"  # and not the mean of all that it holds
     return model
 
 

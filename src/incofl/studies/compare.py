@@ -4,7 +4,6 @@ Runs of one seed share everything but the method: partition, cohorts and initial
 """
 
 import csv
-import json
 import os
 import pickle
 import re
@@ -15,16 +14,19 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
+from queue import SimpleQueue
+from statistics import fmean
+from subprocess import DEVNULL, Popen
 from typing import Any
 
 import cloudpickle
-import numpy as np
 import torch
 
+from incofl.analysis.runs import RecordedRun
 from incofl.config import AnyConfig, Config, find_parts, make_config
 from incofl.config.resolve import GIVEN
 from incofl.data import Data
@@ -33,11 +35,10 @@ from incofl.engine.checkpoint import write_json
 from incofl.engine.processes import start_python
 from incofl.engine.progress import Lines, Progress
 from incofl.engine.run import AnyModel, run
-from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, IncoflError, RunError
 from incofl.method import Method
-from incofl.statistics import Difference, Estimate, paired, plus_minus, tail, tail_mean, tail_name
-from incofl.studies.gains import GAP, Evaluation, evaluations, evaluations_by_device, gain_table, settings
+from incofl.statistics import Difference, Estimate, estimate, paired, plus_minus, tail, tail_name
+from incofl.studies.gains import GAP, Evaluation, evaluations, gain_table, settings
 from incofl.task import Task
 
 CURVE = ("round", "accuracy", "accuracy_by_level", "loss", "test_loss")  # what comparison.json keeps of an evaluation
@@ -113,19 +114,19 @@ def compare(
     default = Progress() if progress is False else Lines()
     folder = Path(out).expanduser()
     run_arms(arms, folder, jobs, progress if callable(progress) else lambda arm: default)
-    results = Comparison(summarise(arms, folder))
-    results.gains = gains(arms, folder)
-    evaluated = {arm: evaluations(folder_of(folder, arm)) for arm in arms}
+    runs = {arm: RecordedRun(folder_of(folder, arm), config.objects) for arm, config in arms.items()}
+    results = Comparison(summarise(runs))
+    results.gains = gains(runs)
     document = {
         "seeds": list(dict.fromkeys(seed for _, seed in arms)),
         "caption": CAPTION,
         "results": list(map(asdict, results)),
         "configs": {method: config.to_dict() for (method, _), config in list(arms.items())[::-1]},
         "curves": [
-            {"method": method, "seed": seed, "rows": [{key: row[key] for key in CURVE} for row in rows]}
-            for (method, seed), rows in evaluated.items()
+            {"method": method, "seed": seed, "rows": [{key: row[key] for key in CURVE} for row in run.evaluated]}
+            for (method, seed), run in runs.items()
         ],
-        "environment": json.loads(RunFolder(folder_of(folder, next(iter(arms)))).environment.read_text()),
+        "environment": next(iter(runs.values())).json("environment.json"),
     }
     page = write_tables(folder / "comparison", table(results), document)
     if results.gains:
@@ -142,75 +143,56 @@ def run_arms(configs: Mapping[Arm, Config], out: Path, jobs: int, watch: Watch) 
         for arm, config in configs.items():
             run(config, folder_of(out, arm), resume=True, progress=watch(arm))
         return
-    with closing(RunsApart()) as apart, ThreadPoolExecutor(jobs) as pool:
-        started = {pool.submit(apart.run, folder_of(out, arm), configs[arm]): arm for arm in configs}
+    # In processes of their own, with whatever objects their configs have; each serves many runs.
+    idle = SimpleQueue[tuple[Popen[bytes], Connection]]()
+
+    def run_apart(arm: Arm) -> Arm:
+        (process, connection), folder = idle.get(), folder_of(out, arm)
         try:
-            for done in as_completed(started):
-                done.result()
-                watch(started[done])
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            apart.stop()
-
-
-class RunsApart:
-    """Makes runs in processes of their own, one for each thread that asks, with whatever objects their configs have."""
-
-    def __init__(self) -> None:
-        self._processes: list[Popen[bytes]] = []
-        self._of_thread = threading.local()
-
-    def run(self, folder: Path, config: Config) -> None:
-        """Makes a run, and returns when it is done."""
-        if not hasattr(self._of_thread, "process"):
-            self._of_thread.process = start_python("incofl.studies.compare", stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
-            self._processes.append(self._of_thread.process)
-        process: Popen[bytes] = self._of_thread.process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            cloudpickle.dump((folder, config), process.stdin)
-            process.stdin.flush()
-            problem = pickle.load(process.stdout)
+            connection.send_bytes(cloudpickle.dumps((folder, configs[arm])))
+            problem = connection.recv()
         except (EOFError, OSError):
             problem = f"{folder}: its process died ({process.wait()})"
+        finally:
+            idle.put((process, connection))
         if problem:
             raise RunError(problem)
+        return arm
 
-    def stop(self) -> None:
-        """Ends the processes, whatever they are doing."""
-        for process in self._processes:
-            process.kill()
-
-    def close(self) -> None:
-        """Frees what is left of the processes when no thread asks any more."""
-        self.stop()
-        for process in self._processes:
-            with process:
-                pass
+    with ExitStack() as processes, ThreadPoolExecutor(jobs) as pool:
+        for _ in range(min(jobs, len(configs))):
+            ours, theirs = Pipe()
+            place, nothing = theirs.fileno(), dict.fromkeys(("stdin", "stdout", "stderr"), DEVNULL)
+            process = start_python("incofl.studies.compare", place, pass_fds=[place], **nothing)
+            processes.enter_context(process)
+            processes.callback(process.kill)
+            theirs.close()
+            idle.put((process, ours))
+        try:
+            for done in as_completed([pool.submit(run_apart, arm) for arm in configs]):
+                watch(done.result())
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            processes.close()
 
 
 def main() -> None:
-    """Makes the runs that standard input says, one after the other; says of each what went wrong, if anything."""
+    """Makes the runs that come through a pipe, one after the other; says of each what went wrong, if anything."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     torch.set_num_threads(1)
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a run prints is not an answer
-    while True:
-        try:
-            folder, config = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        problem = None
-        try:
-            run(replace(config, engine=replace(config.engine, workers=1)), folder, resume=True, progress=False)
-        except IncoflError as refusal:
-            problem = str(refusal)
-        except Exception:
-            problem = f"{folder}: {traceback.format_exc()}"
-        pickle.dump(problem, answers)
-        answers.flush()
+    connection = Connection(int(sys.argv[1]))
+    with suppress(EOFError):  # no more of them
+        while True:
+            folder, config = pickle.loads(connection.recv_bytes())
+            problem = None
+            try:
+                run(replace(config, engine=replace(config.engine, workers=1)), folder, resume=True, progress=False)
+            except IncoflError as refusal:
+                problem = str(refusal)
+            except Exception:
+                problem = f"{folder}: {traceback.format_exc()}"
+            connection.send(problem)
 
 
 def _end_with(parent: int) -> None:
@@ -225,20 +207,16 @@ def folder_of(out: Path, arm: Arm) -> Path:
     return out / f"{re.sub(r'[^a-zA-Z0-9_.+-]+', '-', name)}-s{seed}"
 
 
-def summarise(configs: Mapping[Arm, Config], out: Path) -> list[MethodResult]:
+def summarise(every: Mapping[Arm, RecordedRun]) -> list[MethodResult]:
     """Reads the records of the runs."""
-    task = find_parts(next(iter(configs.values()))).task
-    metric = task.all_metrics[task.first]
     results: list[MethodResult] = []
-    for method in dict.fromkeys(method for method, _ in configs):
-        folders = [folder_of(out, arm) for arm in configs if arm[0] == method]
-        runs = [evaluations(folder) for folder in folders]
-        if not all(runs):
-            raise RunError(f"{folders[runs.index([])]}: was never evaluated, expected data with a test set")
-        levels = json.loads(RunFolder(folders[0]).summary.read_text())["levels"]
-        by_level = [[row["accuracy_by_level"] for row in tail(evaluated)] for evaluated in runs]
-        means = np.array([np.mean(np.array(own, dtype=np.float64), axis=0) for own in by_level])  # seeds x levels
-        seeds, difference = [tail_mean(evaluated) for evaluated in runs], None
+    for method in dict.fromkeys(method for method, _ in every):
+        runs = [run for arm, run in every.items() if arm[0] == method]
+        if never := [run.path for run in runs if not run.judged]:
+            raise RunError(f"{never[0]}: was never evaluated, expected data with a test set")
+        task = runs[0].task
+        metric = task.all_metrics[task.first]
+        seeds, difference = [fmean(row["accuracy"] for row in run.judged) for run in runs], None
         if results:
             difference = paired(seeds, results[0].seeds)
             if not metric.higher_is_better:
@@ -247,10 +225,10 @@ def summarise(configs: Mapping[Arm, Config], out: Path) -> list[MethodResult]:
             method,
             task.first,
             metric.percent,
-            measure=tail_name(tail(runs[0])),
-            last=Estimate.of([float(evaluated[-1]["accuracy"]) for evaluated in runs]),
+            measure=tail_name(runs[0].judged),
+            last=Estimate.of([float(run.judged[-1]["accuracy"]) for run in runs]),
             tail=Estimate.of(seeds),
-            by_level={level: Estimate.of(own) for level, own in zip(levels, means.T.tolist(), strict=True)},
+            by_level={level: one for level in runs[0].levels if (one := estimate(run.tail(level) for run in runs))},
             seeds=seeds,
             difference=difference,
         )
@@ -258,20 +236,18 @@ def summarise(configs: Mapping[Arm, Config], out: Path) -> list[MethodResult]:
     return results
 
 
-def gains(configs: Mapping[Arm, Config], out: Path) -> list[list[str]]:
+def gains(runs: Mapping[Arm, RecordedRun]) -> list[list[str]]:
     """What each level of devices gains over the best baseline among the methods; empty without baselines.
 
     Headings first, in percent; only metrics that are shown in percent are judged.
     """
-    methods = {name: find_parts(config).method for (name, _), config in configs.items()}
+    methods = {name: find_parts(run.config).method for (name, _), run in runs.items()}
     baselines = [name for name, method in methods.items() if method.is_baseline]
-    task = find_parts(next(iter(configs.values()))).task
+    task = next(iter(runs.values())).task
     if not baselines or not task.all_metrics[task.first].percent:
         return []
-    rows = []
-    for (name, seed), config in configs.items():
-        counts = outline(config).levels.counts
-        rows += evaluations_by_device("", name, seed, folder_of(out, (name, seed)), counts)
+    found = [evaluations("", name, run, run.outline.levels.counts) for (name, _), run in runs.items()]
+    rows = [row for own in found for row in own]
     setting = next(found for found in settings(rows, _judged) if found.metric == "accuracy")
     return gain_table(setting, baselines)
 

@@ -4,17 +4,13 @@ Its baselines: everybody trains the smallest level, only the large devices take 
 only. A device gets from a method the largest trained level that it can hold.
 """
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-
-from incofl.engine.run_folder import Row, RunFolder
-from incofl.statistics import Difference, Estimate, holm, paired, plus_minus
+from incofl.analysis.runs import RecordedRun
+from incofl.statistics import Difference, Estimate, estimate, holm, paired, plus_minus
 
 NOT_WORSE = -0.5  # points: where the interval of a difference may end that counts as no loss
 DEVICES = "devices"  # the measure that is the mean over devices; the others are numbers of levels
@@ -41,22 +37,15 @@ class Evaluation:
     run: str = ""  # names everything that determines it except the seed
 
 
-def evaluations(folder: Path) -> list[Row]:
-    """Returns the rounds of a run in which it was evaluated."""
-    return [row for row in RunFolder(folder).rows() if row["accuracy"] is not None]
-
-
-def evaluations_by_device(column: str, arm: str, seed: int, folder: Path, counts: Sequence[int]) -> list[Evaluation]:
+def evaluations(column: str, arm: str, run: RecordedRun, counts: Sequence[int]) -> list[Evaluation]:
     """Every evaluation of a run by every metric, with the number of devices that can hold each level."""
-    records, found = RunFolder(folder), list[Evaluation]()
-    levels = json.loads(records.summary.read_text())["levels"]
-    commit = str(json.loads(records.environment.read_text())["commit"])[:12]
-    for row in evaluations(folder):
+    commit, found = str(run.json("environment.json")["commit"])[:12], list[Evaluation]()
+    for row in run.evaluated:
         for metric, values in {"accuracy": row["accuracy_by_level"], **row.get("metrics", {})}.items():
-            known = dict(zip(levels, values, strict=True))
+            known = dict(zip(run.levels, values, strict=True))
             held = [_held(level, known) for level in range(len(counts))]
             mean = _mean_over_devices(held, counts)
-            found.append(Evaluation(column, arm, metric, seed, row["round"], tuple(held), mean, commit))
+            found.append(Evaluation(column, arm, metric, run.seed, row["round"], tuple(held), mean, commit))
     return found
 
 
@@ -88,8 +77,7 @@ class Setting:
 
     def estimate(self, arm: str, measure: Measure) -> Estimate | None:
         """The mean over all seeds of an arm."""
-        values = self.values.get(arm, {}).get(measure)
-        return Estimate.of(list(values.values())) if values else None
+        return estimate(self.values.get(arm, {}).get(measure, {}).values())
 
     def difference(self, arm: str, other: str, measure: Measure) -> Difference | None:
         """The difference between two arms over the seeds that both have."""
@@ -123,9 +111,8 @@ def settings(
             by_measure = {DEVICES: [row.devices for row in judged]}
             by_measure |= {str(level): [row.levels[level] for row in judged] for level in range(len(judged[0].levels))}
             for measure, numbers in by_measure.items():
-                known = [number for number in numbers if number is not None]
-                if known:
-                    values.setdefault(arm, {}).setdefault(measure, {})[seed] = float(np.mean(known))
+                if (of_run := estimate(numbers)) is not None:
+                    values.setdefault(arm, {}).setdefault(measure, {})[seed] = of_run.mean
         found.append(Setting(column, metric, values))
     return found
 

@@ -6,28 +6,16 @@ fleet can do without slices of one model: its baselines.
 """
 
 import csv
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 
+from incofl.analysis.runs import RecordedRun
 from incofl.engine.build import outline
-from incofl.errors import ConfigError, nearest
 from incofl.statistics import plus_minus
 from incofl.studies.compare import folder_of, markdown
-from incofl.studies.gains import (
-    DEVICES,
-    GAP,
-    NOT_WORSE,
-    Evaluation,
-    evaluations_by_device,
-    gain_table,
-    gap_cell,
-    gaps,
-    settings,
-)
-from incofl.studies.reproduce import Cell, Scale, Study, is_finished
+from incofl.studies.gains import DEVICES, GAP, NOT_WORSE, Evaluation, evaluations, gain_table, gap_cell, gaps, settings
+from incofl.studies.reproduce import Cell, Scale, Study, is_finished, read_table
 
 PARTS = ("a", "b", "c", "d")
 NAMES = ("run", "commit", "column", "arm", "metric", "seed", "round")  # the first columns of the records
@@ -45,9 +33,7 @@ class Part:
 
 def load_part(letter: str) -> Part:
     """Reads the part of that letter."""
-    if letter not in PARTS:
-        raise ConfigError(f"--part: got {letter!r}, expected one of {', '.join(PARTS)}{nearest(letter, PARTS)}")
-    file = tomllib.loads((resources.files("incofl.studies") / "parts" / f"{letter}.toml").read_text())
+    file = read_table("--part", "parts", letter, PARTS)
     study = Study(f"inco-{letter}", file["title"], file["columns"], file["sections"])
     seeds = list(range(*file["seeds"]))  # the first, and the one after the last
     scale = Scale(f"part {letter}", file["summary"], seeds, 0, {"fleet": file["base"]})
@@ -73,7 +59,7 @@ def collect(table: Sequence[Cell], runs: Path, rows: Sequence[Evaluation] = ()) 
                 found += [replace(row, column=cell.column, arm=cell.row) for row in same]
             elif is_finished(folder, config):
                 counts = outline(config).levels.counts
-                new = evaluations_by_device(cell.column, cell.row, config.seed, folder, counts)
+                new = evaluations(cell.column, cell.row, RecordedRun(folder), counts)
                 found += [replace(row, run=arm[0]) for row in new]
     return found
 

@@ -6,7 +6,6 @@
 4. InCo raises the similarity of deep layers.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +21,6 @@ from incofl.engine.checkpoint import write_json
 from incofl.engine.run_folder import environment
 from incofl.statistics import correlation, paired, plus_minus, tail_mean
 from incofl.studies.compare import folder_of, write_tables
-from incofl.studies.gains import evaluations
 from incofl.studies.reproduce import Cell, verdict_of
 
 VERSION = 1  # of the kept analysis of a run: change it when the analysis changes
@@ -51,9 +49,7 @@ KINDS: dict[str, Callable[[Case], Sequence[float]]] = {"CKA": attrgetter("cka"),
 def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], None]) -> Case:
     """Analyses one run, or reads what an earlier call found."""
     run = RecordedRun(folder)
-    path = folder / "analysis" / "case.json"
-    key = {"version": VERSION, "round": run.recorded[-1], "history": HISTORY}
-    known = json.loads(path.read_text()) if path.exists() else {}
+    key, known = {"version": VERSION, "round": run.recorded[-1], "history": HISTORY}, run.json("analysis/case.json")
     if not key.items() <= known.items():
         found = similarity(run, Options(history=HISTORY, watch=watch))
         pairs = shallow_smoother(layers(run)[0], "roughness").pairs
@@ -64,9 +60,9 @@ def look(cell: Cell, seed: int, folder: Path, tail: int, watch: Callable[[str], 
             "smoother": pairs.share,
             "pairs": pairs.wins + pairs.losses,
         }
-        write_json(path, known)
+        write_json(folder / "analysis" / "case.json", known)
     numbers = {name: value for name, value in known.items() if name not in key}
-    return Case(cell.section, cell.row, seed, tail_mean(evaluations(folder), tail), **numbers)
+    return Case(cell.section, cell.row, seed, tail_mean(run.evaluated, tail), **numbers)
 
 
 class Observation(NamedTuple):

@@ -13,12 +13,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from incofl.analysis.runs import RecordedRun
 from incofl.config import Config, make_config
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, nearest
 from incofl.statistics import Difference, Estimate, paired, plus_minus, tail_mean
 from incofl.studies.compare import Arm, Watch, folder_of, run_arms, write_tables
-from incofl.studies.gains import evaluations
 
 STUDIES = ("table1", "table2", "case-study", "ablation", "robustness", "noise", "rules", "buffers")
 SCALES = ("mini", "small", "paper")
@@ -51,15 +51,16 @@ class Scale:
 
 def load_study(name: str) -> Study:
     """Reads the study of that name."""
-    return Study(name, **_read("NAME", "tables", name, STUDIES))
+    return Study(name, **read_table("NAME", "tables", name, STUDIES))
 
 
 def load_scale(name: str) -> Scale:
     """Reads the scale of that name."""
-    return Scale(name, **_read("--scale", "scales", name, SCALES))
+    return Scale(name, **read_table("--scale", "scales", name, SCALES))
 
 
-def _read(option: str, folder: str, name: str, known: Sequence[str]) -> dict[str, Any]:
+def read_table(option: str, folder: str, name: str, known: Sequence[str]) -> dict[str, Any]:
+    """Reads a TOML file of a folder beside this one, of a name that an option gave."""
     if name not in known:
         raise ConfigError(f"{option}: got {name!r}, expected one of {', '.join(known)}{nearest(name, known)}")
     return tomllib.loads((resources.files("incofl.studies") / folder / f"{name}.toml").read_text())
@@ -134,21 +135,20 @@ class Outcome:
     verdict: Verdict | None  # whether the direction of the paper's difference is shown
 
 
-def reproduce(table: Sequence[Cell], out: Path, tail: int, jobs: int, watch: Watch) -> list[Outcome]:
-    """Makes the runs of a table that are not finished, and judges each by its last rounds."""
-    folder = run_table(table, out, jobs, watch)
-    accuracy = {arm: 100 * tail_mean(evaluations(folder_of(folder, arm)), tail) for arm in arms_of(table)}
-    values = {cell.place: [accuracy[arm] for arm in cell.arms] for cell in table}
-    paper = {cell.place: cell.paper for cell in table}
-    return [_outcome(cell, values, paper) for cell in table]
-
-
-def run_table(table: Sequence[Cell], out: Path, jobs: int, watch: Watch) -> Path:
-    """Makes the runs of a table that are not finished, and returns the folder of all."""
+def run_table(table: Sequence[Cell], out: Path, jobs: int, watch: Watch) -> None:
+    """Makes the runs of a table that are not finished."""
     folder = out / "runs"
     left = {arm: config for arm, config in arms_of(table).items() if not is_finished(folder_of(folder, arm), config)}
     run_arms(left, folder, jobs, watch)
-    return folder
+
+
+def judge(table: Sequence[Cell], out: Path, tail: int) -> list[Outcome]:
+    """Judges each finished run of a table by its last rounds."""
+    runs = {arm: RecordedRun(folder_of(out / "runs", arm)) for arm in arms_of(table)}
+    accuracy = {arm: 100 * tail_mean(run.evaluated, tail) for arm, run in runs.items()}
+    values = {cell.place: [accuracy[arm] for arm in cell.arms] for cell in table}
+    paper = {cell.place: cell.paper for cell in table}
+    return [_outcome(cell, values, paper) for cell in table]
 
 
 def is_finished(folder: Path, config: Config) -> bool:
@@ -206,7 +206,7 @@ def save(
 ) -> Path:
     """Writes the table as Markdown and everything behind it as JSON."""
     arms = arms_of(table)
-    folders = [RunFolder(folder_of(out / "runs", arm)) for arm in arms]
+    made = [RecordedRun(folder_of(out / "runs", arm)) for arm in arms]
     runs = {f"{name}-s{seed}": config.to_dict() for (name, seed), config in arms.items()}
     for values in runs.values():
         values["data"] |= {"root": Config().data.root}  # the place of the data differs from reader to reader
@@ -216,9 +216,9 @@ def save(
         "scale": scale.name,
         "summary": scale.summary,
         "command": command,
-        "commits": sorted({str(json.loads(folder.environment.read_text())["commit"]) for folder in folders}),
+        "commits": sorted({str(run.json("environment.json")["commit"]) for run in made}),
         "seeds": sorted({seed for _, seed in arms}),
-        "seconds": round(sum(float(json.loads(folder.summary.read_text())["seconds"]) for folder in folders), 1),
+        "seconds": round(sum(float(run.json("summary.json")["seconds"]) for run in made), 1),
         "results": list(map(asdict, results)),
         "runs": runs,
     }

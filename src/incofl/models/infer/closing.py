@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from incofl.tensors import Inputs, call, map_inputs
@@ -58,46 +59,36 @@ def _values(value: Any) -> Any:
 
 def _close(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, nn.Module]:
     """The layers, by name, that must be zero for the block to be the identity; none if it cannot be."""
+    layers = {name: layer for name, layer in block.named_modules() if layer._parameters}
     order: dict[str, int] = {}
-    hooks = [
-        layer.register_forward_hook(lambda *_, name=name: order.update({name: len(order)}))
-        for name, layer in block.named_modules()
-    ]
     (x,) = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_floating_point()][:1]
 
-    def output() -> Tensor:
-        return next(leaf for leaf in tree_leaves(block(*args, **kwargs)) if isinstance(leaf, Tensor))
+    def output(zeros: Iterable[str]) -> Tensor:
+        """What the block returns with some layers set to zero."""
+        owned = [own for name in zeros for own in layers[name].named_parameters(name, recurse=False)]
+        zeroed = {name: torch.zeros_like(parameter) for name, parameter in owned}
+        found = tree_leaves(functional_call(block, zeroed, args, kwargs))
+        return next(leaf for leaf in found if isinstance(leaf, Tensor))
 
     def place(name: str) -> int:  # a layer that is not called by itself belongs to the one around it
         while name not in order and name:
             name = name.rpartition(".")[0]
         return order.get(name, -1)
 
-    before = output()
+    hooks = [
+        layer.register_forward_hook(lambda *_, name=name: order.update({name: len(order)}))
+        for name, layer in block.named_modules()
+    ]
+    before, zeros = output(()), list[str]()
     for hook in hooks:
         hook.remove()
-    owners = [(name, layer) for name, layer in block.named_modules() if layer._parameters]
-    owners = [owners[at] for at in sorted(range(len(owners)), key=lambda at: (-place(owners[at][0]), -at))]
-    saved: dict[str, dict[str, Tensor]] = {}
-    for name, layer in owners:
-        values = {key: p.clone() for key, p in layer.named_parameters(recurse=False)}
-        _fill(layer, dict.fromkeys(values, 0.0))
-        after = output()
-        if torch.equal(after, before):  # it has no say any more
-            _fill(layer, values)
-        else:
-            saved[name], before = values, after
-    closed = before.shape == x.shape and torch.equal(before, x)
-    for name, values in list(saved.items()):
-        _fill(block.get_submodule(name), values)
-        if closed and torch.equal(output(), x):
-            del saved[name]
-        elif closed:
-            _fill(block.get_submodule(name), dict.fromkeys(values, 0.0))
-    return {name: block.get_submodule(name) for name in saved} if closed else {}
-
-
-def _fill(layer: nn.Module, values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        parameter = layer.get_parameter(key)
-        parameter.copy_(value) if isinstance(value, Tensor) else parameter.fill_(value)
+    for name in sorted(layers, key=place)[::-1]:  # the last one first
+        after = output([*zeros, name])
+        if not torch.equal(after, before):  # else it has no say any more
+            zeros, before = [*zeros, name], after
+    if before.shape != x.shape or not torch.equal(before, x):
+        return {}
+    for name in zeros:
+        others = [other for other in zeros if other != name]
+        zeros = others if torch.equal(output(others), x) else zeros
+    return {name: layers[name] for name in zeros}

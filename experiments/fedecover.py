@@ -1,0 +1,145 @@
+"""Five methods in the setting of FedEcover's published curves (ICDE 2025), over those curves.
+
+usage: python experiments/fedecover.py [--root DIR] [--seeds 0] [--rounds 100] [--methods fedrand,fedecover] [--jobs 1]
+
+Half of the clients hold a tenth of the width. What is compared is the accuracy of the whole server model, or of the
+small model where everybody trains that. results/fedecover-published.csv has their curves, one seed, every five rounds.
+Every run is resumable: start the command again after an interruption. Writes results/fedecover.csv (every evaluation),
+results/fedecover.md (differences at rounds 50 and 100) and docs/images/fedecover.png.
+"""
+
+import argparse
+import csv
+import json
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+
+from torch import nn
+
+import incofl
+from incofl.data import find_source
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+# Our name of each published curve.
+CURVES = {
+    "allsmall": "all_smallest_0.1",
+    "heterofl": "heterofl",
+    "fedrolex": "fedrolex",
+    "fedrand": "random_width",
+    "fedecover": "fedecover",
+}
+Curve = dict[int, float]  # accuracy by round
+
+
+def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Three convolutions with ReLU and pooling, and a linear layer: no batch norm."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((shape[0], 64), (64, 128), (128, 256)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256 * (shape[1] // 8) * (shape[2] // 8), classes))
+
+
+def images(root: str) -> incofl.Data:
+    """CIFAR-10 with random crops and mirrors, without the cutout that is usual here."""
+    source = find_source("cifar10")
+    kept, held_out = source.load(Path(root).expanduser())
+    pipeline = replace(source.pipeline, cutout=0)  # type: ignore[call-arg]  # that of images
+    return incofl.Data(kept, held_out, classes=10, pipeline=pipeline, name="cifar10 without cutout")
+
+
+def train(method: str, seed: int, rounds: int, root: str, workers: int) -> Curve:
+    """The accuracy of a method's largest trained model by round."""
+    sys.path.insert(0, str(HERE))  # for the model
+    overrides = [f"method={method}", f"seed={seed}", f"rounds={rounds}", f"engine.workers={workers}"]
+    config = incofl.load_config(HERE / "fedecover.toml", overrides)
+    out = HERE.parent / "runs" / "fedecover" / f"{method}-s{seed}"
+    result = incofl.run(config, out, data=images(root), resume=True)
+    return {row["round"]: row["accuracy_by_level"][-1] for row in result.history if row["accuracy"] is not None}
+
+
+def published() -> dict[str, Curve]:
+    """Their curves, by our names."""
+    with (RESULTS / "fedecover-published.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return {ours: {int(row["round"]): float(row[theirs]) for row in rows} for ours, theirs in CURVES.items()}
+
+
+def read() -> dict[tuple[str, int], Curve]:
+    """Our curves that are there, by method and seed."""
+    path, found = RESULTS / "fedecover.csv", dict[tuple[str, int], Curve]()
+    for row in csv.DictReader(path.open()) if path.exists() else ():
+        found.setdefault((row["method"], int(row["seed"])), {})[int(row["round"])] = float(row["accuracy"])
+    return found
+
+
+def write(curves: dict[tuple[str, int], Curve]) -> None:
+    with (RESULTS / "fedecover.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["method", "seed", "round", "accuracy"])
+        for (method, seed), curve in sorted(curves.items()):
+            writer.writerows([method, seed, round, f"{accuracy:.4f}"] for round, accuracy in sorted(curve.items()))
+    (RESULTS / "fedecover.md").write_text(table(curves))
+
+
+def table(curves: dict[tuple[str, int], Curve]) -> str:
+    """Our accuracy, theirs and the difference in points; the mean over our seeds."""
+    lines = ["| method | seeds | round | ours | published | difference |", "|---|---|---|---|---|---|"]
+    for method, theirs in published().items():
+        for round in (50, 100):
+            ours = [
+                100 * curve[round] for (name, _), curve in sorted(curves.items()) if name == method and round in curve
+            ]
+            if ours:
+                gap = mean(ours) - 100 * theirs[round]
+                lines.append(
+                    f"| {method} | {len(ours)} | {round} | {mean(ours):.1f} | {100 * theirs[round]:.1f} | {gap:+.1f} |"
+                )
+    return "\n".join(lines) + "\n"
+
+
+def draw(curves: dict[tuple[str, int], Curve]) -> None:
+    """Our curves, drawn through, over theirs, dotted."""
+    from matplotlib import pyplot
+
+    last = max((round for curve in curves.values() for round in curve), default=100)
+    for number, (method, theirs) in enumerate(published().items()):
+        color = f"C{number}"
+        pyplot.plot(*zip(*((r, a) for r, a in theirs.items() if r <= last), strict=True), color=color, linestyle=":")
+        for (name, seed), curve in curves.items():
+            if name == method and curve:
+                label = method if seed == min(s for n, s in curves if n == method) else None
+                pyplot.plot(*zip(*sorted(curve.items()), strict=True), color=color, label=label)
+    pyplot.xlabel("round")
+    pyplot.ylabel("accuracy of the server model (dotted: published)")
+    pyplot.legend()
+    pyplot.savefig(HERE.parent / "docs" / "images" / "fedecover.png", dpi=120, bbox_inches="tight")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default="data")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--methods", default=",".join(CURVES))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; the cores are shared by them")
+    args = parser.parse_args()
+    todo = [(method, int(seed)) for seed in args.seeds.split(",") for method in args.methods.split(",")]
+    workers, curves = max(1, (os.cpu_count() or 1) // args.jobs), read()
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        turns = {key: pool.submit(train, *key, args.rounds, args.root, workers) for key in todo}
+        for key, turn in turns.items():
+            curves[key] = turn.result()
+            write(curves)
+    draw(curves)
+    print(json.dumps({f"{method}-s{seed}": curve[max(curve)] for (method, seed), curve in curves.items()}))
+    print(table(curves))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,480 @@
+"""Clients side by side: those of one level train as one batched computation whose first dimension are the clients.
+
+``torch.func.vmap`` makes of one client's forward pass that of a stack of models; the gradient of the sum of their
+losses is every client's own gradient, and optimisers work element by element anyway. Clients are ordered by their
+number of steps, so that those who still train are the first k of the stack. A shorter batch is padded with its first
+example, which the loss and batch norm leave out. Draws are those of a turn: the same batches, and dropout from each
+client's own seed. What cannot be done this way is ``Declined``, with the reason.
+"""
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from incofl.client import Batch, ClientInput, ClientRule, Local, Trainee, changing_buffers, trained_parameters
+from incofl.data.pipeline import as_target, local_batches, local_indices
+from incofl.engine.federation import Federation, Job
+from incofl.optimizers import FUSED, can_fuse
+from incofl.seeds import Purpose, torch_rng
+from incofl.task import IGNORED, TASKS, Task
+from incofl.tensors import Inputs, Tensors, map_inputs, one_thread
+from incofl.upload import UploadStack
+
+
+class Declined(Exception):
+    """Some clients cannot train side by side; the message says why."""
+
+
+@dataclass(frozen=True)
+class StackJob:
+    """The turns of clients of one level, side by side, those with the most steps first."""
+
+    jobs: tuple[Job, ...]
+
+    def __str__(self) -> str:
+        return f"{len(self.jobs)} clients, level {self.jobs[0].level}"
+
+
+@dataclass
+class Step:
+    """A batch of each of the first k clients."""
+
+    x: Inputs  # (k, B, ...)
+    y: Tensor
+    sizes: list[int]  # of the batches, without padding
+    counts: Tensor  # what each loss is the mean of
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Which examples are no padding, (k, B); ``None``: all."""
+        length = self.y.shape[1]
+        return None if min(self.sizes) == length else torch.arange(length) < torch.tensor(self.sizes)[:, None]
+
+
+@dataclass
+class Side:
+    """What the layers of a stack know about the batch."""
+
+    mask: Tensor | None = None  # inside ``vmap`` one client's, (B,)
+    sizes: list[int] = field(default_factory=list)
+    generators: list[Generator] = field(default_factory=list)  # for layers that draw
+
+
+def declined(federation: Federation) -> str | None:
+    """Why the clients of a federation cannot train side by side, as far as that does not depend on the model."""
+    f, method = federation, federation.method
+    if not stackable(method.client):
+        return f"{method.name} has a client rule that looks at single clients"
+    if method.anchor.on:
+        return f"{method.name} trains a second path in each model"
+    if f.splitter.by_client:
+        return f"{method.name} gives each client a slice of its own"
+    if f.local.optimizer not in FUSED:
+        return f"local.optimizer is {f.local.optimizer}, not one of {', '.join(FUSED)}"
+    if f.compile or f.device != "cpu":
+        return "engine.compile is on" if f.compile else f"engine.device is {f.device}"
+    return None
+
+
+def stackable(rule: ClientRule) -> bool:
+    """Whether every class that says what a rule does says that its hooks take stacks, too."""
+    hooks = {"begin", "loss", "adjust", "correct", "finish", "prepare"}
+    return all(vars(kind).get("stacks", False) for kind in type(rule).__mro__ if hooks & vars(kind).keys())
+
+
+class Vectorised:
+    """The stacked training of a level's module."""
+
+    def __init__(self, module: nn.Module, federation: Federation) -> None:
+        """Tries two clients and declines the module if that fails, whatever it is that cannot be batched."""
+        self._federation, self._side = federation, Side()
+        self._module = Trainee(with_own_layers(module, self._side)).model
+        self._trained = trained_parameters(self._module).keys()
+        if not can_fuse(list(trained_parameters(self._module).values())):
+            raise Declined("its parameters are of several types")
+        self._try()
+
+    def train(
+        self, jobs: Sequence[Job], state: Tensors, extra: Tensors, memories: Sequence[Tensors] | None = None
+    ) -> UploadStack:
+        """The turns of some clients from what they received; what each remembers is empty in its first turn."""
+        f, first = self._federation, jobs[0]
+        parts = [f.partition[job.client] for job in jobs]
+        drawing = jobs if draws(self._module) else ()
+        self._side.generators = [torch_rng(f.seed, Purpose.LAYERS, job.round, job.client) for job in drawing]
+        labels = count_labels(f, parts)
+        given = ClientInput(
+            state={name: value.expand(len(jobs), *value.shape) for name, value in state.items()},
+            extra={name: value.expand(len(jobs), *value.shape) for name, value in extra.items()},
+            memory=stacked_memory(memories or []),
+            labels=labels,
+            round=first.round,
+        )
+        with one_thread():
+            made = self._train(given, steps_of(f, jobs, parts))
+        return dataclasses.replace(
+            made,
+            clients=tuple(job.client for job in jobs),
+            level=first.level,
+            slice=f.slice(first.level, first.round, first.client),
+            update={n: x for n, x in made.update.items() if n not in f.slice(first.level, first.round).given},
+            examples=tuple(map(len, parts)),
+        )
+
+    def _train(self, given: ClientInput, batches: Iterator[Step]) -> UploadStack:
+        f, rule, state = self._federation, self._federation.method.client, given.state
+        whole = Local(self._module, given, f.local.in_round(given.round), padded(f.task, self._side))
+        stack = {name: state[name].clone(memory_format=torch.contiguous_format) for name in self._trained}
+        buffers = {n: state[n].clone() for n in changing_buffers(self._module, state)}
+        fixed = {name: x[0] for name, x in state.items() if name not in stack and name not in buffers}
+        clients = len(next(iter(state.values())))
+        total, counted, steps = torch.zeros(clients), torch.zeros(clients), [0] * clients
+        vars(whole)["parameters"] = stack
+        rule.begin(whole)
+        local, leaves = whole, dict[str, Tensor]()
+        optimizer = FUSED[f.local.optimizer](list(stack.values()))
+        optimizer.begin(whole.settings.lr, f.local.momentum, f.local.nesterov, f.local.weight_decay)
+        for number, step in enumerate(batches):
+            active = len(step.sizes)
+            if active != len(next(iter(leaves.values()), ())):
+                local = part_of(whole, 0, active)
+                leaves = {name: x.detach()[:active].requires_grad_() for name, x in stack.items()}
+                vars(local)["parameters"] = leaves
+                optimizer.narrow(list(leaves.values()))
+            local.steps = number
+            losses = self._losses(local, leaves, {n: x[:active] for n, x in buffers.items()}, fixed, step)
+            optimizer.zero_grad()
+            losses.sum().backward()  # type: ignore[no-untyped-call]
+            rule.adjust(local)
+            if f.local.max_grad_norm is not None:
+                clip(leaves.values(), f.local.max_grad_norm)
+            optimizer.step()
+            rule.correct(local)
+            total[:active] += losses.detach() * step.counts
+            counted[:active] += step.counts
+            steps[:active] = [number + 1] * active
+        with torch.no_grad():
+            update = {name: x.detach() - state[name] for name, x in stack.items()}
+            extra, memory = self._finish(whole, update, steps)
+        return UploadStack(
+            clients=(),
+            level=0,
+            slice=f.slice(0, 0),
+            update=update,
+            buffers=buffers,
+            examples=(),
+            steps=steps,
+            losses=(total / counted.clamp(min=1)).tolist(),
+            extra=extra,
+            memory=memory,
+            labels=given.labels,
+            normalisers=[rule.normaliser(f.local, number) for number in steps],
+        )
+
+    def _losses(self, local: Local, leaves: Tensors, buffers: Tensors, fixed: Tensors, step: Step) -> Tensor:
+        """The loss of each client; buffers are changed in place."""
+        mask, rule, given = step.mask, self._federation.method.client, local.given
+
+        def loss(own: Tensors, changing: Tensors, x: Inputs, y: Tensor, mask: Tensor | None, labels: Any) -> Tensor:
+            self._side.mask = mask
+            model: Any = Functional(self._module, own | changing | fixed)
+            one = ClientInput(state={}, labels=labels, round=given.round)
+            return rule.loss(Local(model, one, local.settings, local.task, local.steps), x, y)
+
+        self._side.sizes = step.sizes
+        places = (0, 0, 0, 0, None if mask is None else 0, None if given.labels is None else 0)
+        with sdpa_kernel(SDPBackend.MATH):  # the other ways to compute attention cannot be batched
+            losses: Tensor = vmap(loss, places, randomness="error")(leaves, buffers, step.x, step.y, mask, given.labels)
+        return losses
+
+    def _finish(self, whole: Local, update: Tensors, steps: list[int]) -> tuple[Tensors, Tensors]:
+        """What the rule makes of the turns, of clients with the same number of steps at a time."""
+        found: list[tuple[Tensors, Tensors]] = []
+        start = 0
+        while start < len(steps):
+            end = next((at for at in range(start, len(steps)) if steps[at] != steps[start]), len(steps))
+            local = part_of(whole, start, end)
+            local.steps = steps[start]
+            found.append(self._federation.method.client.finish(local, {n: x[start:end] for n, x in update.items()}))
+            start = end
+        extra, memory = (
+            {n: torch.cat([part[n] for part in parts]) for n in parts[0]} for parts in zip(*found, strict=True)
+        )
+        return extra, memory
+
+    def _try(self) -> None:
+        """Two clients with one batch each, once of two examples and once of two and one with padding."""
+        f = self._federation
+        state = {n: torch.ones_like(x, device="cpu").expand(2, *x.shape) for n, x in self._module.state_dict().items()}
+
+        def example(tensor: Tensor) -> Tensor:
+            return torch.zeros(
+                2, *tensor.shape, dtype=torch.get_default_dtype() if tensor.is_floating_point() else tensor.dtype
+            )
+
+        y = as_target(f.data.train.y[:1]).expand(2, 2, *f.data.train.y.shape[1:])
+        labels = None if (counts := count_labels(f, [torch.zeros(2, dtype=torch.long)] * 2)) is None else counts
+        given = ClientInput(state=state, labels=labels)
+        stack = {name: state[name].clone().requires_grad_() for name in self._trained}
+        buffers = {n: state[n].clone() for n in changing_buffers(self._module, state)}
+        fixed = {name: x[0] for name, x in state.items() if name not in stack and name not in buffers}
+        self._side.generators = [Generator(), Generator()]
+        local = Local(self._module, given, f.local, padded(f.task, self._side))
+        try:
+            with one_thread(), warnings.catch_warnings():
+                warnings.filterwarnings("error", "There is a performance drop")  # a loop over the clients
+                for sizes in ([2, 2], [2, 1]) if f.task in TASKS.values() else ([2, 2],):
+                    step = Step(map_inputs(example, f.model.example(2)), y.contiguous(), sizes, torch.ones(2))
+                    losses = self._losses(local, stack, buffers, fixed, step)
+                    losses.sum().backward()  # type: ignore[no-untyped-call]
+        except Exception as problem:  # whatever a user's module may raise
+            reason = str(problem).strip().partition("\n")[0]
+            raise Declined(f"its forward pass cannot be batched ({reason:.120})") from None
+
+
+class Functional:
+    """A module as a function of other tensors than its own."""
+
+    def __init__(self, module: nn.Module, tensors: Tensors) -> None:
+        self._module, self._tensors = module, tensors
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return functional_call(self._module, self._tensors, inputs, options)
+
+
+def part_of(local: Local, start: int, end: int) -> Local:
+    """What a rule sees of some of the clients: all stacks are cut, in the same memory."""
+    clients = len(next(iter(local.given.state.values())))
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cut(inner) for key, inner in value.items()}
+        return value[start:end] if isinstance(value, Tensor) and value.dim() and len(value) == clients else value
+
+    given = dataclasses.replace(local.given, **{key: cut(value) for key, value in vars(local.given).items()})
+    part = Local(local.model, given, local.settings, local.task, local.steps, cut(local.scratch))
+    vars(part)["parameters"] = cut(local.parameters)
+    return part
+
+
+def steps_of(f: Federation, jobs: Sequence[Job], parts: Sequence[Tensor]) -> Iterator[Step]:
+    """The batches of all clients, step by step, each as in its own turn."""
+    rngs = [torch_rng(f.seed, Purpose.TRAINING, job.round, job.client) for job in jobs]
+    pipeline, examples = f.data.pipeline, f.data.train
+    if pipeline.draws:
+        turns = [local_batches(examples, part, pipeline, f.local, rng) for part, rng in zip(parts, rngs, strict=True)]
+        while batches := [batch for turn in turns if (batch := next(turn, None)) is not None]:
+            sizes = [len(y) for _, y in batches]
+            full = [padded_batch(batch, max(sizes)) for batch in batches]
+            yield step_of(f.task, stack_inputs([x for x, _ in full]), torch.stack([y for _, y in full]), sizes)
+            turns = turns[: len(batches)]
+        return
+    orders = [list(local_indices(part, f.local, rng)) for part, rng in zip(parts, rngs, strict=True)]
+    for number in range(max(map(len, orders))):
+        chosen = [order[number] for order in orders if len(order) > number]
+        sizes = list(map(len, chosen))
+        length = max(sizes)
+        if min(sizes) < length:
+            chosen = [functional.pad(c, (0, length - len(c)), value=int(c[0])) for c in chosen]
+        picked = examples.pick(torch.cat(chosen))
+
+        def unflat(tensor: Tensor, shape: tuple[int, int] = (len(chosen), length)) -> Tensor:
+            return tensor.view(*shape, *tensor.shape[1:])
+
+        x: Inputs = map_inputs(unflat, pipeline.test(picked.x))
+        yield step_of(f.task, x, unflat(as_target(picked.y)), sizes)
+
+
+def padded_batch(batch: Batch, length: int) -> Batch:
+    """A batch with its first example again in place of those that it lacks."""
+    rows = torch.arange(length)
+    rows[rows >= len(batch[1])] = 0
+    return map_inputs(lambda tensor: tensor[rows], batch[0]), batch[1][rows]
+
+
+def step_of(task: Task, x: Inputs, y: Tensor, sizes: list[int]) -> Step:
+    """A step, with padding that counts in no loss."""
+    step = Step(x, y, sizes, torch.tensor(sizes, dtype=torch.get_default_dtype()))
+    if (mask := step.mask) is not None and task not in TASKS.values():
+        raise Declined("batches of a task of your own have unequal sizes")
+    if task.count is len:
+        return step
+    if mask is not None:
+        step.y = y.masked_fill(~mask.view(*mask.shape, *[1] * (y.dim() - 2)), IGNORED)
+    step.counts = (
+        torch.tensor([task.count(own) for own in step.y])
+        if task not in TASKS.values()
+        else ((step.y != IGNORED).flatten(1).sum(1))
+    )
+    if not bool((step.counts > 0).all()):
+        raise Declined("a batch has nothing to learn from")
+    return step
+
+
+def stack_inputs(inputs: Sequence[Any]) -> Inputs:
+    """Inputs of several clients in one."""
+    first = inputs[0]
+    if isinstance(first, dict):
+        return {name: torch.stack([x[name] for x in inputs]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(torch.stack(column) for column in zip(*inputs, strict=True))
+    return torch.stack(list(inputs))
+
+
+def count_labels(f: Federation, parts: Sequence[Tensor]) -> Tensor | None:
+    """Number of each client's examples of each class; ``None`` for tasks without classes."""
+    if not f.task.classes or f.data.classes is None:
+        return None
+    held = [f.data.train.y[part].flatten() for part in parts] if f.data.train.y.dim() > 1 else None
+    y = f.data.train.y[torch.cat(list(parts))] if held is None else torch.cat(held)
+    lengths = torch.tensor([len(part) for part in (held or parts)])
+    owner = torch.repeat_interleave(torch.arange(len(parts)), lengths)
+    known = y >= 0
+    return torch.bincount((owner * f.data.classes + y)[known], minlength=len(parts) * f.data.classes).view(
+        len(parts), -1
+    )
+
+
+def stacked_memory(memories: Sequence[Tensors]) -> Tensors:
+    """What clients remember; zeros for those that have had no turn yet, as rules that take stacks expect."""
+    known = next((memory for memory in memories if memory), {})
+    return {n: torch.stack([m[n] if m else torch.zeros_like(x) for m in memories]) for n, x in known.items()}
+
+
+def padded(task: Task, side: Side) -> Task:
+    """A task whose loss leaves out padding: as ignored targets, or where there are none, example by example."""
+    if task.count is not len:
+        return task
+
+    def loss(output: Any, target: Tensor) -> Tensor:
+        if side.mask is None:
+            return task.loss(output, target)
+        each: Tensor = vmap(lambda o, t: task.loss(o[None], t[None]))(output, target)
+        return (each * side.mask).sum() / side.mask.sum()
+
+    return dataclasses.replace(task, loss=loss)
+
+
+@torch.no_grad()
+def clip(parameters: Any, most: float) -> None:
+    """Bounds the norm of each client's gradient, as ``clip_grad_norm_`` does that of one."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    factor = (most / (norms + 1e-6)).clamp(max=1)
+    for gradient in gradients:
+        gradient.mul_(factor.view(-1, *[1] * (gradient.dim() - 1)))
+
+
+def draws(module: nn.Module) -> bool:
+    """Whether a layer draws random numbers in training."""
+    return any(isinstance(layer, OwnDropout) and layer.p > 0 for layer in module.modules())
+
+
+def with_own_layers(module: nn.Module, side: Side) -> nn.Module:
+    """A copy of a module in which layers that mix examples or draw do so for each client by itself."""
+    copied = copy.deepcopy(module)
+    copied.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not among its typed forms
+    kinds: list[tuple[type[nn.Module], type[OwnLayer]]] = [
+        (nn.modules.batchnorm._BatchNorm, OwnNorm),
+        (nn.Dropout, OwnDropout),
+        (nn.LSTM, OwnLstm),
+    ]
+    for layer in copied.modules():
+        for kind, own in kinds:
+            if isinstance(layer, kind):
+                layer.__class__ = type(own.__name__, (own, type(layer)), {})
+                vars(layer)["side"] = side
+    return copied
+
+
+class OwnLayer(nn.Module):
+    """A layer in a stack of models."""
+
+    side: Side
+
+
+class OwnNorm(OwnLayer):
+    """Batch norm over the examples that are no padding."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Any = self
+        mask = self.side.mask
+        if mask is None or not self.training:
+            return super().forward(x)  # type: ignore[no-any-return]  # that of batch norm
+        dims, shape = [0, *range(2, x.dim())], (1, -1, *[1] * (x.dim() - 2))
+        kept = mask.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+        count = kept.sum() * (x[0, 0].numel())
+        mean = (x * kept).sum(dims) / count
+        centred = x - mean.view(shape)
+        var = (centred.square() * kept).sum(dims) / count
+        if layer.track_running_stats:
+            unbiased = var.detach() * count / (count - 1)
+            layer.running_mean.add_(mean.detach() - layer.running_mean, alpha=layer.momentum)
+            layer.running_var.add_(unbiased - layer.running_var, alpha=layer.momentum)
+            layer.num_batches_tracked.add_(1)
+        out: Tensor = centred * (var + layer.eps).rsqrt().view(shape)
+        if layer.affine:
+            out = out * layer.weight.view(shape) + layer.bias.view(shape)
+        return out
+
+
+class OwnDropout(OwnLayer):
+    """Dropout from each client's own stream."""
+
+    p: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * Noise.apply(x.detach(), self.p, self.side) if self.training and self.p else x  # type: ignore[no-untyped-call]
+
+
+class Noise(torch.autograd.Function):
+    """What a dropout layer multiplies with, drawn as in a turn: of as many examples as the client's batch has."""
+
+    @staticmethod
+    def forward(x: Tensor, p: float, side: Side) -> Tensor:
+        raise NotImplementedError  # only ever inside vmap
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, p: float, side: Side) -> tuple[Tensor, int]:
+        """The noise of all clients."""
+        noise = torch.zeros_like(x.movedim(in_dims[0], 0), memory_format=torch.contiguous_format)
+        for own, size, generator in zip(noise, side.sizes, side.generators, strict=False):
+            own[:size].bernoulli_(1 - p, generator=generator).div_(1 - p)
+        return noise, 0
+
+
+class OwnLstm(OwnLayer):
+    """An LSTM, position by position: the fused one cannot be batched."""
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        layer: Any = self
+        if state is not None or layer.bidirectional or layer.proj_size or layer.dropout:
+            raise Declined("an LSTM that has a first state, two directions, a projection or dropout")
+        out = x if layer.batch_first else x.transpose(0, 1)
+        last: list[tuple[Tensor, Tensor]] = []
+        for number in range(layer.num_layers):
+            w_ih, w_hh, *biases = (getattr(layer, name) for name in layer._all_weights[number])
+            fed = functional.linear(out, w_ih, sum(biases) if biases else None)
+            h = c = out.new_zeros(len(out), layer.hidden_size)
+            outputs = []
+            for position in fed.unbind(1):
+                i, f, g, o = (position + functional.linear(h, w_hh)).chunk(4, 1)
+                c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+                h = o.sigmoid() * c.tanh()
+                outputs.append(h)
+            out = torch.stack(outputs, 1)
+            last.append((h, c))
+        ends = tuple(torch.stack(column) for column in zip(*last, strict=True))
+        return (out if layer.batch_first else out.transpose(0, 1)), (ends[0], ends[1])

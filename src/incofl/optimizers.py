@@ -1,0 +1,145 @@
+"""The built-in optimisers: torch's fused kernels on lists of tensors, the bits of ``torch.optim`` without its objects.
+
+To build an optimiser of ``torch.optim`` and to call it takes longer than the step of a small model itself.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+BETAS, EPS = (0.9, 0.999), 1e-8  # of Adam and AdamW, the defaults of torch.optim
+
+
+class Stepping(Protocol):
+    """What the training loop needs of an optimiser."""
+
+    def zero_grad(self) -> None: ...
+    def step(self) -> Any: ...
+
+
+class Fused:
+    """An optimiser whose tensors are made once and used for many turns; parameters without a gradient stay."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = list(parameters)
+
+    def begin(self, lr: float, momentum: float, nesterov: bool, weight_decay: float) -> None:
+        """Forgets all earlier steps."""
+        self._lr, self._momentum, self._nesterov, self._decay = lr, momentum, nesterov, weight_decay
+
+    def step(self) -> None:
+        """Moves the parameters."""
+        raise NotImplementedError
+
+    def narrow(self, parameters: Sequence[Tensor]) -> None:
+        """Goes on with the first rows of all parameters."""
+        self._parameters = list(parameters)
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _moving(self) -> list[int]:
+        return [at for at, parameter in enumerate(self._parameters) if parameter.grad is not None]
+
+
+class FusedAdam(Fused):
+    """Adam; weight decay is a part of the gradient."""
+
+    _kernel: Callable[..., None] = staticmethod(torch._fused_adam_)
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__(parameters)
+        self._means, self._squares = ([torch.zeros_like(p) for p in self._parameters] for _ in range(2))
+        self._steps = [torch.zeros(()) for _ in self._parameters]
+
+    def begin(self, lr: float, momentum: float, nesterov: bool, weight_decay: float) -> None:
+        super().begin(lr, momentum, nesterov, weight_decay)
+        for state in (self._means, self._squares, self._steps):
+            torch._foreach_zero_(state)
+
+    def narrow(self, parameters: Sequence[Tensor]) -> None:
+        super().narrow(parameters)
+        for state in (self._means, self._squares):
+            state[:] = [value[: len(own)] for value, own in zip(state, parameters, strict=True)]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Moves the parameters."""
+        moving = self._moving()
+        if not moving:
+            return
+        states = [self._parameters, self._means, self._squares, self._steps]
+        parameters, means, squares, steps = ([state[at] for at in moving] for state in states)
+        torch._foreach_add_(steps, 1)
+        self._kernel(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            means,
+            squares,
+            [],
+            steps,
+            lr=self._lr,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            weight_decay=self._decay,
+            eps=EPS,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+class FusedAdamW(FusedAdam):
+    """Adam with decoupled weight decay."""
+
+    _kernel = staticmethod(torch._fused_adamw_)
+
+
+class FusedSGD(Fused):
+    """SGD, with heavy-ball or Nesterov's momentum; the first step of a parameter fills its momentum."""
+
+    def begin(self, lr: float, momentum: float, nesterov: bool, weight_decay: float) -> None:
+        super().begin(lr, momentum, nesterov, weight_decay)
+        self._velocity: list[Tensor | None] = [None] * len(self._parameters)
+
+    def narrow(self, parameters: Sequence[Tensor]) -> None:
+        super().narrow(parameters)
+        moved = zip(self._velocity, parameters, strict=True)
+        self._velocity = [None if value is None else value[: len(own)] for value, own in moved]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Moves the parameters."""
+        for first, moving in groupby(self._moving(), key=lambda at: self._velocity[at] is None):
+            self._apply(list(moving), first and self._momentum != 0)
+
+    def _apply(self, moving: list[int], first: bool) -> None:
+        parameters = [self._parameters[at] for at in moving]
+        for at in moving if first else ():
+            self._velocity[at] = torch.empty_like(self._parameters[at])
+        apply: Callable[..., None] = torch._fused_sgd_
+        apply(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            [self._velocity[at] for at in moving] if self._momentum else [],
+            weight_decay=self._decay,
+            momentum=self._momentum,
+            lr=self._lr,
+            dampening=0.0,
+            nesterov=self._nesterov,
+            maximize=False,
+            is_first_step=first,
+        )
+
+
+FUSED: dict[str, type[Fused]] = {"adam": FusedAdam, "adamw": FusedAdamW, "sgd": FusedSGD}
+
+
+def can_fuse(parameters: Sequence[Tensor]) -> bool:
+    """Whether the kernels take these parameters in one list: of one type of floats, in the memory of the processor."""
+    kinds = {(parameter.dtype, parameter.device.type, parameter.layout) for parameter in parameters}
+    return len(kinds) == 1 and all(d in (torch.float32, torch.float64) and p == "cpu" for d, p, _ in kinds)

@@ -1,0 +1,206 @@
+"""Windows that are drawn: random width and FedEcover."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from incofl.config import make_config
+from incofl.engine.build import build_method
+from incofl.errors import ConfigError
+from incofl.layout import Axis, Layout
+from incofl.methods import METHODS
+from incofl.methods.fedecover import PooledWindows, drawn_units
+from incofl.methods.fedrand import FedRand, RandomWindows
+from incofl.methods.server_optimizers import ServerSchedule
+from incofl.models import ModelOptions, make_model
+from incofl.split import Splitter, submodel
+from tests.federations import run_rounds, tiny_federation
+from tests.methods.test_identities import plain_fedavg, same
+
+MODELS = {
+    "tiny-resnet": make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)), seed=1),
+    "tiny-vit": make_model("tiny-vit", ModelOptions(shape=(1, 8, 8), patch=2), seed=1),
+    "tests.own_models:encoder": make_model("tests.own_models:encoder", ModelOptions(shape=(1, 8, 8)), seed=1),
+}
+RESNET = MODELS["tiny-resnet"].layout
+
+
+def windows(kind: type[RandomWindows], *shares: float, layout: Layout = RESNET, seed: int = 0) -> RandomWindows:
+    return kind(shares, (layout.depth,) * len(shares), "random", seed)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("method", ["fedrand", "fedecover"])
+def test_one_level_is_plain_fedavg(method: str) -> None:
+    options = ["split.levels=1", "buffers=average", "aggregate.precision=float64"]
+    federation = tiny_federation(f"method={method}", *options)
+    assert same(run_rounds(federation, 2)[-1].shared, plain_fedavg(federation, rounds=2, cohort=4))
+
+
+@given(seed=st.integers(0, 2**20), share=st.floats(0.05, 0.95), pooled=st.booleans(), name=st.sampled_from([*MODELS]))
+def test_tensors_that_share_an_axis_share_the_draw(seed: int, share: float, pooled: bool, name: str) -> None:
+    """A residual stream agrees by construction: of each axis, every tensor holds the same units."""
+    layout = MODELS[name].layout
+    splitter = windows(PooledWindows if pooled else RandomWindows, share, layout=layout, seed=seed)
+    drawn, _ = splitter.draw(layout, {}, 0, 3, 5)
+    piece, held = splitter.slice(layout, 0, 3, 5, drawn), dict[str, Tensor]()
+    for entry, at in piece.index.items():
+        for axis, index in zip(layout.axes[entry], at, strict=True):
+            if axis is not None and not axis.fixed:
+                units = (torch.arange(axis.length)[index] // axis.unit % axis.size).unique()  # type: ignore[no-untyped-call]
+                assert torch.equal(units, held.setdefault(axis.name, units)), entry
+                assert len(units) == splitter.width(axis.size, 0)
+
+
+@pytest.mark.usefixtures("double")
+def test_a_drawn_sub_model_is_the_model_without_the_other_channels() -> None:
+    """Zeros in place of all that a client does not hold: where a shortcut met other channels, logits would differ."""
+    model = make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)), seed=1)
+    layout, splitter = model.layout, windows(RandomWindows, 0.6)
+    torch.manual_seed(0)
+    state = {n: torch.rand(v.shape) if n in layout.buffers and v.dim() else v for n, v in model.initial.items()}
+    piece = splitter.slice(layout, 0, 7, 3)
+    narrow = submodel(model.template, layout, piece)
+    narrow.load_state_dict(piece.take(state))
+    masked = {name: torch.zeros_like(value) for name, value in state.items()}
+    piece.write(piece.take(state), masked)
+    whole = submodel(model.template, layout, Splitter((1.0,), (layout.depth,)).slice(layout, 0))
+    whole.load_state_dict(masked)
+    x = torch.randn(4, 1, 8, 8)
+    assert torch.allclose(narrow.eval()(x), whole.eval()(x), atol=1e-12)
+
+
+def test_draws_follow_from_seed_round_and_client() -> None:
+    def held(seed: int, round: int, client: int) -> list[int]:
+        index = windows(RandomWindows, 0.5, seed=seed).slice(RESNET, 0, round, client).index["layer2.0.conv1.weight"][0]
+        assert isinstance(index, Tensor)
+        assert index.tolist() == sorted(index.tolist())
+        return index.tolist()
+
+    assert held(0, 1, 2) == held(0, 1, 2)
+    others = [held(1, 1, 2), held(0, 2, 2), held(0, 1, 3)]
+    assert all(held(0, 1, 2) != other for other in others)
+
+
+def test_a_level_is_evaluated_on_its_first_channels() -> None:
+    prefix = Splitter((0.5,), (RESNET.depth,)).slice(RESNET, 0)
+    for kind in (RandomWindows, PooledWindows):
+        assert windows(kind, 0.5).slice(RESNET, 0, 9) == prefix
+
+
+@given(widths=st.lists(st.integers(1, 5), min_size=1, max_size=25), seed=st.integers(0, 999))
+def test_a_pool_covers_every_channel_once_before_any_twice(widths: list[int], seed: int) -> None:
+    """Draws of any sizes, one after the other, against a pool that is written down literally."""
+    axis = Axis("hidden", 5)
+    layout = Layout.of(nn.Linear(1, 5), {"weight": (axis, None), "bias": (axis,)}, [], {})
+    counts: Mapping[str, Tensor] = {}
+    left = set(range(5))
+    for turn, width in enumerate(widths):
+        splitter = PooledWindows((width / 5,), ((),), "random", seed)
+        drawn, counts = splitter.draw(layout, counts, 0, turn, 0)
+        if width == 5:
+            assert drawn == ()  # all of them: nothing to draw, and the pool is as it was
+            continue
+        assert len(set(drawn)) == len(drawn) == width
+        if width <= len(left):
+            assert set(drawn) <= left
+            left -= set(drawn)
+        else:
+            assert left <= set(drawn)
+            left = set(range(5)) - (set(drawn) - left)
+        left = left or set(range(5))
+        lowest = min(counts[axis.name].tolist())
+        assert {at for at, count in enumerate(counts[axis.name].tolist()) if count == lowest} == left
+
+
+def test_pools_are_the_servers_and_count_what_arrived() -> None:
+    """After three rounds each channel was trained as often as the slices of the jobs say; what is lost is not."""
+    federation = tiny_federation("method=fedecover")
+    servers = run_rounds(federation, 3)
+    expected: dict[str, Tensor] = {}
+    for server in servers[:-1]:
+        for job in federation.schedule(server.round, 4, server=server):
+            for axis, units in drawn_units(federation.model.layout, federation.slice_of(job)).items():
+                expected.setdefault(axis.name, torch.zeros(axis.size, dtype=torch.int64))[units] += 1
+    assert same(dict(servers[-1].extra["drawn"]), expected)
+    assert all(int(counts.max() - counts.min()) <= 1 for counts in expected.values())
+    lost = tiny_federation("method=fedecover", "local.lr=3e38", "local.optimizer=sgd", "local.epochs=3")
+    assert run_rounds(lost, 1)[-1].extra == {}
+
+
+def test_clients_of_a_round_share_the_pool() -> None:
+    """Two clients at half of the width hold all channels between them; drawn independently they would not."""
+    layout, splitter = RESNET, PooledWindows((0.5,), (RESNET.depth,), "random")
+    first, counts = splitter.draw(layout, {}, 0, 0, 0)
+    second, _ = splitter.draw(layout, counts, 0, 0, 1)
+    axes = splitter.axes(layout, 0)
+    assert len(first) == sum(axis.size // 2 for axis in axes)
+    start = 0
+    for axis in axes:
+        end = start + axis.size // 2
+        assert sorted(first[start:end] + second[start:end]) == list(range(axis.size))
+        start = end
+
+
+def test_a_layer_divides_its_inputs_while_it_is_trained() -> None:
+    """Half of the inputs of a head: 2 W x + b in training, W x + b in evaluation; the whole model is untouched."""
+    layout = RESNET
+    for rule, training, evaluated in (("training", 2, 1), ("always", 2, 2), ("never", 1, 1)):
+        piece = windows(RandomWindows, 0.5).slice(layout, 0, 0, 0)
+        model = submodel(MODELS["tiny-resnet"].template, layout, piece)
+        model.load_state_dict(piece.take(MODELS["tiny-resnet"].initial))
+        head = model.get_submodule("fc")
+        assert isinstance(head, nn.Linear)
+        FedRand(scale=rule).prepare(model, layout)  # type: ignore[arg-type]
+        x = torch.randn(3, head.in_features)
+        for mode, factor in ((True, training), (False, evaluated)):
+            model.train(mode)
+            assert torch.allclose(head(x), factor * x @ head.weight.T + head.bias, atol=1e-6)
+        stem = model.get_submodule("conv1")
+        assert not stem._forward_pre_hooks  # the channels of an image are all there
+    whole = submodel(MODELS["tiny-resnet"].template, layout, Splitter((1.0,), (layout.depth,)).slice(layout, 0))
+    FedRand().prepare(whole, layout)
+    assert not any(layer._forward_pre_hooks for layer in whole.modules())
+
+
+def test_the_servers_step_falls_until_round_200() -> None:
+    (schedule,) = (t for t in METHODS["fedecover"].transforms if isinstance(t, ServerSchedule))
+    assert [schedule.factor(round) for round in (0, 9, 10, 20)] == [1, 1, 0.9, pytest.approx(0.81)]
+    assert schedule.factor(200) == schedule.factor(500) == pytest.approx(0.9**20)
+    assert ServerSchedule(schedule="step").factor(500) == pytest.approx(0.9**50)
+
+
+def test_a_config_that_says_something_else_leaves_the_schedule() -> None:
+    """What is left out of a section is the method's own default, not that of other methods."""
+    config = make_config({"method": "fedecover", "server": {"lr": 0.5}})
+    chosen = build_method(config).options["server"]
+    assert (chosen.lr, chosen.schedule, chosen.decay_rounds) == (0.5, "step", 200)
+    assert build_method(make_config({"method": "fedrand"})).options["server"].schedule == "constant"
+    assert build_method(make_config({"method": "fedecover"}, ["server.schedule=constant"])).options["server"].lr == 1
+
+
+def test_shares_can_be_rounded_down() -> None:
+    """As in FedEcover's published curves: 0.1 of 64, 128 and 256 channels are 6, 12 and 25, not 7, 13 and 26."""
+    up, down = (Splitter((0.1,), ((),), round_down=d) for d in (False, True))
+    assert [up.width(size, 0) for size in (64, 128, 256, 3)] == [7, 13, 26, 1]
+    assert [down.width(size, 0) for size in (64, 128, 256, 3)] == [6, 12, 25, 1]
+    federation = tiny_federation("method=heterofl", "split.levels=[0.4,1]", "split.rounding=down")
+    whole, narrow = (federation.slice(level, 0).shapes["fc.weight"][1] for level in (1, 0))
+    assert narrow == int(0.4 * whole) < 0.4 * whole
+
+
+def test_refusals() -> None:
+    for words, settings in {
+        "buffers: got 'per-level', expected 'static' or 'average': fedrand moves a window": ["buffers=per-level"],
+        "split.kind: got 'stage', expected 'hetero': fedrand splits by width": ["split.kind=stage"],
+        "split.start: got 'identity', expected 'random': the channels of a level move": ["split.start=identity"],
+        "fedrand.scale: got 'no', expected 'training' or 'always' or 'never'": ["fedrand.scale=no"],
+        "method: fedrand+anchor moves a window of channels": ["method=fedrand+anchor"],
+    }.items():
+        with pytest.raises(ConfigError) as problem:
+            tiny_federation("method=fedrand", *settings)
+        assert words in str(problem.value)
