@@ -27,7 +27,6 @@ from incofl.engine.progress import Progress
 from incofl.engine.run_folder import RunFolder
 from incofl.statistics import Difference, Estimate, holm, paired, plus_minus, tail_mean
 from incofl.studies.compare import Arm, folder_of, markdown, run_arms
-from incofl.studies.gains import evaluations
 from incofl.studies.reproduce import is_finished
 
 HERE = Path(__file__).parent
@@ -93,6 +92,10 @@ def pretrain(task: str, data: str, out: Path) -> None:
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in RunFolder(folder).metrics.read_text().splitlines()]
+
+
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in rows_of(folder) if row["accuracy"] is not None]
 
 
 def cell(runs: Path, name: str, configs: dict[Arm, Config]) -> Cell:
