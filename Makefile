@@ -46,6 +46,8 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/efficiency.py $(if $(ROOT),--root $(ROOT))
 	$(BIN)/python benchmarks/efficiency.py $(if $(ROOT),--root $(ROOT)) --rows vit,lstm,transformer --name efficiency-models
+	$(BIN)/python benchmarks/efficiency.py --rows lora,lora-svd --name efficiency-lora
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/server_step.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/compile.py

@@ -7,7 +7,8 @@ no federation around them: no slices, uploads, aggregation, records or checkpoin
 rounds while the bare processes train the cohort of that round; the first round, in which workers start, is left out.
 The federation is the paper's: 100 clients, a cohort of 10, 5 epochs, batches of 64, on CIFAR-10 from DIR, or without it
 on noise of CIFAR-10's shape: what a step costs does not depend on what the images show. The other models (--rows
-vit,lstm,transformer --name efficiency-models) train one or two epochs; texts are always noise.
+vit,lstm,transformer --name efficiency-models) and adapters (--rows lora,lora-svd --name efficiency-lora) train one or
+two epochs; texts are always noise.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from incofl.engine.worker import keep_freed_memory, layout_of, worker_environmen
 from incofl.seeds import Purpose, torch_rng
 from incofl.split import submodel
 
+_RANKS = ["split.levels=[2,4,8,12,16]"]
 _SMALL_VIT = ["model.name=vit-tiny", "model.dim=64", "model.heads=1", "model.patch=8"]
 
 # A model family is one more row: what it is called, the preset, what differs from it, rounds to measure, the target.
@@ -45,8 +47,10 @@ ROWS = {
     "vit": ("ViT of 12 blocks, width 64", "paper-vit-cifar10", [*_SMALL_VIT, "local.epochs=1"], 6, "none"),
     "lstm": ("4 LSTM layers, width 128", "shakespeare", [], 6, "none"),
     "transformer": ("text transformer, 6 blocks, width 128", "sst2", [], 6, "none"),
+    "lora": ("the same, LoRA of ranks 2 to 16, covered", "sst2", [*_RANKS, "method=covered"], 6, "at least 0.9"),
+    "lora-svd": ("the same, LoRA of ranks 2 to 16, flexlora", "sst2", [*_RANKS, "method=flexlora"], 6, "at least 0.9"),
 }
-TEXTS = ("lstm", "transformer")
+TEXTS = ("lstm", "transformer", "lora", "lora-svd")
 
 
 class Bare:
@@ -73,7 +77,7 @@ class Bare:
         """The local steps of one client."""
         start, f, model = perf_counter(), cls.federation, cls.models[job.level]
         model.train()
-        optimizer = f.local.make_optimizer(model.parameters())
+        optimizer = f.local.make_optimizer(p for p in model.parameters() if p.requires_grad)
         rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
         for x, y in local_batches(f.data.train, f.partition[job.client], f.data.pipeline, f.local, rng):
             if x.dim() == 4:

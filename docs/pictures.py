@@ -7,10 +7,12 @@ usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accur
        python docs/pictures.py curves NAME           docs/images/NAME.png: from experiments/results/NAME.json (compare)
        python docs/pictures.py updates RUN_FOLDER    docs/images/analysis-*.png: likewise, of updates and coefficients
        python docs/pictures.py observations          docs/images/observations.png: from experiments/results/
+       python docs/pictures.py lora                  docs/images/lora-rules.png: from experiments/results/lora.csv
        python docs/pictures.py small                 docs/images/small-clients.png: from benchmarks/results/
        python docs/pictures.py report PAGE.html      docs/images/report.png: the top of a report, as Chromium shows it
 """
 
+import csv
 import json
 import shutil
 import subprocess
@@ -121,6 +123,30 @@ def observations() -> None:
         *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
     )
     save(figure, "observations.png")
+
+
+def lora() -> None:
+    """Rules for adapters: accuracy of each arm, with 95 % intervals, against the bytes of a client's turn."""
+    with (RESULTS / "lora.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    tasks = {"text": "SST-2 after IMDb", "image": "Fashion-MNIST after CIFAR-10"}
+    last = sorted({int(row["round"]) for row in rows})[-2:]  # the evaluations that judge
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    for axes, (task, title) in zip(figure.subplots(1, 2), tasks.items(), strict=True):
+        found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+        for row in rows:
+            if row["task"] == task and int(row["round"]) in last:
+                sent = (int(row["bytes_up"]) + int(row["bytes_down"])) / int(row["turns"]) / 1e3
+                found[row["arm"]][row["seed"]].append((100 * float(row["accuracy"]), sent))
+        for arm, seeds in found.items():
+            means = np.array([np.mean(own, axis=0) for own in seeds.values()])
+            mean, half = intervals(means)
+            plain = arm.startswith(("equal", "full"))
+            axes.errorbar(mean[1], mean[0], half[0], fmt="s" if plain else "o", color=COLOURS[4 if plain else 0], ms=5)
+            axes.annotate(arm, (mean[1], mean[0]), xytext=(4, 3), textcoords="offset points", fontsize=7)
+        axes.set(xscale="log", xlabel="kB of a client's turn, down and up", ylabel="test accuracy, percent")
+        axes.set_title(title, loc="left", fontsize=10)
+    save(figure, "lora-rules.png")
 
 
 def curves(name: str) -> None:
@@ -235,6 +261,8 @@ if __name__ == "__main__":
         case ["analysis", folder]:
             for name in ("similarity", "similarity-heatmaps", "similarity-accuracy", "features"):
                 shutil.copy(Path(folder) / "analysis" / f"{name}.png", IMAGES / f"analysis-{name}.png")
+        case ["lora"]:
+            lora()
         case ["small"]:
             small()
         case ["observations"]:

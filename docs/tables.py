@@ -10,6 +10,8 @@ HERE = Path(__file__).parent
 # Which page shows the results of which folder.
 PAGES = {
     "speed.md": HERE.parent / "benchmarks" / "results",
+    "devices.md": HERE.parent / "benchmarks" / "results",
+    "lora.md": HERE.parent / "experiments" / "results",
     "results.md": HERE.parent / "experiments" / "results",
     "reproduction.md": HERE.parent / "experiments" / "results",
 }

@@ -160,6 +160,14 @@ def test_same_bits_as_in_process(cluster: Connection) -> None:
     assert_same(tiny_federation("method=incoavg"), on_ray, [in_process])
 
 
+@pytest.mark.parametrize("method", ["flexlora", "random-ranks"])
+def test_adapters_of_three_ranks_have_the_same_bits(method: str, cluster: Connection) -> None:
+    """Frozen weights are read where the model is built; ranks that a turn draws are the same everywhere."""
+    federation = tiny_federation(f"method={method}", "model.name=tiny-mlp", "split.levels=[2, 4, 8]")
+    assert [cost.rank for cost in federation.costs] == [2, 4, 8]
+    assert_same(federation, on_ray, [in_process])
+
+
 def test_a_killed_worker_changes_nothing(
     cluster: Connection, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

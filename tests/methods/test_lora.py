@@ -25,7 +25,8 @@ from incofl.layout import Layout
 from incofl.method import Method
 from incofl.methods import ADAPTERS, METHODS
 from incofl.methods.adapters import Adapter, Lora, RankRule, adapters
-from incofl.methods.lora import Factors, cut_ranks, svd_of_sum
+from incofl.methods.factors import Factors, cut_ranks, svd_of_sum
+from incofl.methods.pruning import Pruned, SelfPruning
 from incofl.models import Model, as_model
 from incofl.server import Server
 from incofl.split import Splitter, submodel
@@ -523,3 +524,70 @@ def test_values_are_not_transformed(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"sets values, which {odd} would spoil, expected no such transform"):
         build(config(name, *step))
     build(config(name.partition("+")[0], "server.lr=1.0"))
+
+
+def test_rslora_divides_by_the_root_of_the_rank() -> None:
+    assert Lora(alpha=12.0, rslora=True).scale(16) == 3.0
+    assert Lora(alpha=12.0).scale(16) == 0.75
+    assert Lora(rslora=True).scale(16) == Lora().scale(16) == 2.0
+    module = model_of(RankRule(lora=Lora(alpha=12.0, rslora=True, rank=16))).template
+    assert module.get_submodule("blocks.0.first").scaling == {"default": 3.0}
+
+
+def pruned_turn(before: float, steps: Sequence[float], gamma: float = 0.5) -> tuple[Tensors, Tensors, float]:
+    """A turn of a client of 4 ranks: what it remembers, its update, and the loss beside that of the batch."""
+    c = case("hetlora", (4,), (0,))
+    rule = Pruned(SelfPruning(gamma, weight=2.0))
+    model = model_of(RankRule(lora=Lora(rank=4)))
+    own = submodel(model.template, c.layout, c.uploads[0].slice)
+    state = {
+        n: torch.ones_like(v) if n in {x for a in c.adapters for x in a[:2]} else v for n, v in model.initial.items()
+    }
+    own.load_state_dict(state)
+    memory = {}
+    if before < 4:
+        memory = {c.adapters[0].a: torch.ones_like(state[c.adapters[0].a])}
+        memory[c.adapters[0].a][int(before) :] = 0
+    local = incofl.client.Local(own, incofl.client.ClientInput(state, memory=memory), incofl.client.LocalSettings())
+    rule.begin(local)
+    x, y = torch.randn(5, 6), torch.zeros(5, dtype=torch.long)
+    extra = float((rule.loss(local, x, y) - incofl.client.ClientRule().loss(local, x, y)).detach())
+    with torch.no_grad():
+        for name, parameter in local.parameters.items():
+            if name.endswith("lora_B.default.weight"):
+                for rank, factor in enumerate(steps):
+                    parameter[:, rank] *= factor
+    update = {n: p.detach() - state[n] for n, p in local.parameters.items()}
+    return rule.finish(local, {})[1], update, extra
+
+
+def test_a_client_drops_the_last_ranks_when_they_shrink() -> None:
+    """Gamma 0.5 of 4 ranks: the last two; all factors are 1, each layer 12 x 12."""
+    layers = len(case("hetlora").adapters)
+    held, _, extra = pruned_turn(4, (1, 1, 0.9, 0.9))
+    assert [value[:, 0].tolist() for value in held.values()] == [[1, 1, 0, 0]]
+    assert extra == pytest.approx(2.0 * layers * (2 * 12))  # weight ||B|| ||A||, each sqrt(2 x 12)
+    held, _, _ = pruned_turn(4, (0.1, 0.1, 1.1, 1.1))  # only the last count
+    assert [value[:, 0].tolist() for value in held.values()] == [[1, 1, 1, 1]]
+    held, update, extra = pruned_turn(2, (1, 0.9, 5, 5))
+    assert [value[:, 0].tolist() for value in held.values()] == [[1, 0, 0, 0]]
+    assert extra == pytest.approx(2.0 * layers * 12)
+    for name, change in update.items():  # what was dropped before is uploaded as zeros: 1 + (-1)
+        if name.endswith("lora_A.default.weight"):
+            assert torch.equal(change[2:], -torch.ones_like(change[2:]))
+            assert not change[:2].any()
+    held, _, _ = pruned_turn(1, (0.1, 1, 1, 1))  # one stays
+    assert [value[:, 0].tolist() for value in held.values()] == [[1, 0, 0, 0]]
+    assert [SelfPruning(0.99).last(ranks) for ranks in (16, 2, 1)] == [(15, 16), (1, 2), (1, 1)]
+
+
+def test_without_pruning_clients_remember_nothing(tmp_path: Path) -> None:
+    layout = outline(config("hetlora")).model.layout
+    assert not Pruned().memory(layout)
+    runs = {}
+    for gamma in (1.0, 0.6):
+        chosen = config("hetlora", f"hetlora.gamma={gamma}", "hetlora.weight=1", "rounds=3", "cohort=6")
+        runs[gamma] = incofl.run(chosen, tmp_path / str(gamma), progress=False)
+        clients = list((tmp_path / str(gamma) / "checkpoint" / "clients").glob("*"))
+        assert bool(clients) == (gamma < 1)
+    assert runs[1.0].history[-1]["loss"] != runs[0.6].history[-1]["loss"]

@@ -88,6 +88,11 @@ def torchvision(make: Callable[[], nn.Module]) -> Architecture:
 KV = {"num_key_value_heads": 2, "head_dim": 4}
 CONVS: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 3], "num_channels": 3}
 
+for unusable in (transformers.RegNetConfig, transformers.BitConfig):
+    # Some versions of transformers refuse their own defaults of these two, kinds of blocks, as kinds of attention.
+    checks: Any = getattr(unusable, "__class_validators__", [])
+    checks[:] = [check for check in checks if check.__name__ != "validate_layer_type"]
+
 ZOO: dict[str, Architecture] = {
     # Texts, encoders
     "bert": text("bert"),
@@ -186,6 +191,8 @@ ZOO: dict[str, Architecture] = {
         padding=[1, 1],
     ),
     "hf-resnet": image("resnet", **CONVS, layer_type="basic"),
+    "hf-regnet": image("regnet", **CONVS, groups_width=4),
+    "bit": image("bit", **CONVS, num_groups=4),
     "hf-convnext": image("convnext", num_stages=2, **CONVS),
     "convnextv2": image("convnextv2", num_stages=2, **CONVS),
     "hf-mobilenet-v1": image("mobilenet_v1", depth_multiplier=0.25, min_depth=4, example=LARGE),
@@ -341,6 +348,8 @@ FOUND: dict[str, Found] = {
     "swinv2": Found((2, 2), 10, 4),
     "poolformer": Found((2, 2), 6, 4),
     "hf-resnet": Found((2, 3), 7, 6),
+    "hf-regnet": Found((2, 3), 8, 11),
+    "bit": Found((2, 3), 13, 7),
     "hf-convnext": Found((2, 3), 7, 3),
     "convnextv2": Found((2, 3), 7, 9),
     "hf-mobilenet-v1": Found((1, 1, 1, 3, 1, 3, 1, 11, 1, 3), 14, 8),

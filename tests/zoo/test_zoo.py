@@ -19,8 +19,8 @@ from tests.zoo.models import FOUND, ZOO, Found
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of code that is not ours
 FAST = ("bert", "llama", "hf-resnet", "convnext", "gpt2-lm")  # in ``make test``; the others are slow
-NORMS = ("Norm", "Norm2d", "GRN")  # how the names of classes end that compute over channels
-CHANNELS_FIRST = ("GroupNorm", "LayerNorm2d", "PoolFormerGroupNorm", "SqueezeBertLayerNorm")
+NORMS = ("Norm", "Norm2d", "GRN", "NormActivation")  # how the names of classes end that compute over channels
+CHANNELS_FIRST = ("GroupNorm", "BitGroupNormActivation", "LayerNorm2d", "PoolFormerGroupNorm", "SqueezeBertLayerNorm")
 NAMES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ZOO]
 
 
@@ -83,6 +83,9 @@ def zeroed(module: nn.Module, small: nn.Module, slice_: Slice) -> nn.Module:
             first = type(norm).__name__ in CHANNELS_FIRST or getattr(norm, "data_format", "") == "channels_first"
             narrow = partial(over_kept, small.get_submodule(path), kept[-1], 1 if first else -1)
             norm.forward = narrow
+        if isinstance(norm, nn.Conv2d) and "Standardized" in type(norm).__name__:  # over the inputs that are kept
+            narrow = partial(over_kept_weights, small.get_submodule(path), norm.out_channels, kept[:2])
+            vars(norm)["forward"] = narrow
     return full
 
 
@@ -90,6 +93,11 @@ def over_kept(norm: nn.Module, kept: Any, dim: int, x: Tensor, *others: Any) -> 
     at = torch.arange(x.shape[dim])[kept]
     out = norm(x.index_select(dim, at), *others)
     return torch.zeros_like(x).index_copy(dim, at, out.to(x.dtype))
+
+
+def over_kept_weights(conv: nn.Module, size: int, kept: tuple[Any, ...], x: Tensor) -> Tensor:
+    out: Tensor = conv(x[:, kept[1]])
+    return out.new_zeros(len(out), size, *out.shape[2:]).index_copy(1, torch.arange(size)[kept[0]], out)
 
 
 CASES = [

@@ -114,3 +114,22 @@ def verify(name: Name, root: Root = ROOT) -> None:
     print_table([["what", "verdict", "found"], *checks])
     if wrong := [check.what for check in checks if check.verdict == "differs"]:
         raise DataError(f"{name}: not as published: {', '.join(wrong)}; fetch it again unless you changed it yourself")
+
+
+@data_app.command()
+def words(
+    name: Name,
+    root: Root = ROOT,
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="Number of words.")] = 8190,
+    out: Annotated[Path, arg.out("FILE", "Write them into this file.")] = Path("words.txt"),
+) -> None:
+    """Write the most frequent words of a data set's training texts into a file, for data.tokenizer.
+
+    A model that is pretrained on one data set and adapted to another needs the same words for both.
+    """
+    from incofl.data import find_source
+    from incofl.data.texts import list_words
+
+    found = list_words(find_source(name), root.expanduser(), count)
+    out.expanduser().write_text("".join(f"{word}\n" for word in found), encoding="utf-8")
+    typer.echo(f"wrote {len(found):,} words into {out}")

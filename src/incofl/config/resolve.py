@@ -3,15 +3,18 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from incofl.config.schema import Config, SplitConfig
 from incofl.data import Data, Source, find_source, source_of
+from incofl.data.tokenizers import TOKENIZER
 from incofl.errors import ConfigError
 from incofl.imports import load_attribute
 from incofl.method import Method
 from incofl.methods import METHODS, find_method
 from incofl.models import Family, find_family
+from incofl.models.hf import PREFIX
 from incofl.task import Task, find_task
 
 # Where the name of each kind of object stands in a config: table and key.
@@ -31,9 +34,15 @@ class Parts(NamedTuple):
 
 def find_parts(config: Config) -> Parts:
     """The method, data and task of a resolved config."""
-    names = {"method": config.method, "data": config.data.name, "task": config.task.name}
-    method, source, task = (find(kind, name, config.objects) for kind, name in names.items())
-    return Parts(method.with_options(config.methods), source, task)
+    names = {"method": config.method, "task": config.task.name}
+    method, task = (find(kind, name, config.objects) for kind, name in names.items())
+    return Parts(method.with_options(config.methods), _source(config), task)
+
+
+def _source(config: Config) -> Source:
+    """What is known of the data, read as the config says."""
+    source: Source = find("data", config.data.name, config.objects)
+    return source.read_as(config.data.tokenizer, config.data.length, config.data.target)
 
 
 def find(kind: str, name: str, objects: Mapping[str, Any]) -> Any:
@@ -79,7 +88,8 @@ def resolve(config: Config) -> Config:
     if "data" not in config.objects and ":" in config.data.name and not config.data.name.startswith(GIVEN):
         config = replace(config, objects=config.objects | {"data": load_data(config.data.name)})
     method: Method = find("method", config.method, config.objects)
-    source = find("data", config.data.name, config.objects)
+    config = replace(config, data=replace(config.data, tokenizer=_tokenizer(config)))
+    source = _source(config)
     name = _auto(config.model.name, source.model)
     family: Family = find("model", name, config.objects)
     clients: int = _auto(config.data.clients, source.clients or 20)
@@ -106,6 +116,16 @@ def resolve(config: Config) -> Config:
         buffers=_auto(config.buffers, method.server.buffers),
         methods=_options(config, method),
     )
+
+
+def _tokenizer(config: Config) -> str | None:
+    """The tokenizer of texts: what the config says, or the one in the folder of a model of transformers."""
+    data, model = config.data, config.model
+    texts = "data" not in config.objects and find_source(data.name).vocabulary if data.tokenizer is None else False
+    if texts and model.name.startswith(PREFIX) and model.pretrained is not None:
+        folder = Path(model.pretrained).expanduser()
+        return model.pretrained if (folder / TOKENIZER).is_file() else None
+    return data.tokenizer
 
 
 def _auto(value: Any, default: Any) -> Any:

@@ -36,6 +36,12 @@ class DataConfig:
     clients: Count | Literal["auto"] = "auto"  # number of clients; left out, those that your own data come with, or 20
     limit: Count | None = None  # use only this number of training examples, drawn by the seed
     examples: Count = 100  # number of examples of each client of a virtual partition
+    # of texts of words, a file with a word in each line (``incofl data words``), or the folder or name on the Hub of a
+    # tokenizer of Hugging Face; left out, that in the folder of an ``hf:`` model, or the most frequent words
+    tokenizer: str | None = None
+    length: Annotated[int, Ge(2), Le(65536)] | None = None  # tokens of a text; left out, what suits the data
+    # what is learned of texts of words: their ``label``, or at every position the ``next`` token, to pretrain a model
+    target: Literal["label", "next"] = "label"
     side: Annotated[int, Ge(4), Le(1024)] | None = None  # side of the model's images in pixels; left out, what suits it
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from incofl.client import Batch, LocalSettings
 from incofl.data.dataset import Examples, Pipeline
+from incofl.tensors import Inputs, map_inputs
 
 EVAL_BATCH = 512
 
@@ -73,8 +74,8 @@ class SignalPipeline(Pipeline):
 class Tokens(Pipeline):
     """Texts reach a model as whole numbers."""
 
-    def test(self, x: Tensor) -> Tensor:
-        return x.long()
+    def test(self, x: Inputs) -> Inputs:
+        return map_inputs(lambda tokens: tokens.long(), x)
 
 
 def local_batches(

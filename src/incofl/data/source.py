@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from incofl.data.cache import Pair, read_cache
 from incofl.data.dataset import Data, Pipeline, explained
 from incofl.data.pipeline import ImagePipeline
+from incofl.data.tokenizers import find_tokenizer
 from incofl.errors import DataError
 from incofl.imports import load_attribute
 
@@ -32,7 +34,9 @@ class Source:
     width: float = 1.0
     stem: Literal["imagenet", "small"] = "imagenet"
     sequence: bool = False  # whether every position of a text has a class of its own: the token that follows
+    tokenizer: str = ""  # a file of words, or the tokenizer of a folder or of the Hub; empty: its most frequent words
     labelled: bool = True  # whether every example has one class, by which a partition can be skewed
+    cached: bool = True  # whether the cached copy has it as it is read here
     clients: int | None = None  # number of natural clients, if its examples say who made them; 0: not known before
 
     # What is published of it; all of it may be unknown.
@@ -58,9 +62,34 @@ class Source:
         shape = (self.large.channels or self.shape[0], side, side)
         return dataclasses.replace(self, shape=shape, pipeline=dataclasses.replace(self.large, resize=side))
 
+    def read_as(self, tokenizer: str | None, length: int | None, target: Literal["label", "next"]) -> "Source":
+        """The data set with other tokens, with more or fewer of them, or with the next token as the class of each."""
+        asked = {"tokenizer": tokenizer, "length": length, "target": None if target == "label" else target}
+        changed = {key: value for key, value in asked.items() if value is not None}
+        if not changed:
+            return self
+        if not self.vocabulary or not self.read or self.sequence:
+            key, value = next(iter(changed.items()))
+            raise DataError(f"data.{key}: got {value!r}, expected none: {self.name} has no texts of words")
+        size = find_tokenizer(tokenizer).size if tokenizer else self.vocabulary
+        made = dataclasses.replace(
+            self, vocabulary=size, shape=(length or self.shape[0],), tokenizer=tokenizer or "", cached=False
+        )
+        if target == "label":
+            return made
+        return dataclasses.replace(made, classes=size, sequence=True, labelled=False, names=())
+
+    @property
+    def inputs(self) -> dict[str, Tensor] | None:
+        """One example without values, where it is more than a tensor of the shape."""
+        if not self.tokenizer or self.sequence or not find_tokenizer(self.tokenizer).masked:
+            return None
+        one = torch.empty(self.shape, dtype=torch.long, device="meta")
+        return {"input_ids": one, "attention_mask": one}
+
     def found(self, root: Path) -> list[Path]:
         """Those of its files that exist, the cached copy first."""
-        patterns = [f"{self.name}.safetensors", *self.files]
+        patterns = [*([f"{self.name}.safetensors"] if self.cached else []), *self.files]
         return [path for pattern in patterns for path in sorted(root.glob(pattern))]
 
     def load(self, root: Path) -> Pair:
@@ -68,7 +97,7 @@ class Source:
         if not self.read:
             return read_cache(Path(__file__).with_name(f"{self.name}.safetensors"), self.classes)
         if not (found := self.found(root)):
-            fetch = f", or: incofl data fetch {self.name}" if self.hub else ""
+            fetch = f", or: incofl data fetch {self.name}" if self.hub and self.cached else ""
             raise DataError(
                 f"{self.name}: no {' or '.join(self.files)} in {root.absolute()}; set data.root to the folder that "
                 f"holds it{fetch}"
@@ -78,6 +107,13 @@ class Source:
         read: Reader = load_attribute(f"incofl.data.{self.read}", self.name)
         with explained(f"{found[0]}: not readable as {self.name}"):
             return read(self, found[0])
+
+    def original(self, root: Path) -> Path:
+        """The first of its original files."""
+        made = dataclasses.replace(self, cached=False)
+        if not (found := made.found(root)):
+            raise DataError(f"{self.name}: no {' or '.join(self.files)} in {root.absolute()}, which is read for this")
+        return found[0]
 
 
 def source_of(data: Data) -> Source:

@@ -3,10 +3,9 @@
 import itertools
 import json
 import re
-import sys
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +14,16 @@ from torch import Tensor
 from incofl.data.cache import Pair
 from incofl.data.dataset import Examples, explained
 from incofl.data.source import Source
+from incofl.data.tokenizers import Tokenizer, Words, find_tokenizer, most_frequent, words_of
 from incofl.errors import DataError
 
 Rows = Iterable[tuple[str, int]]  # texts and their classes, if they have any
+Texts = tuple[Rows, Rows]  # for training and testing
 
 TEST_SHARE = 5  # the last fifth of a role's windows
 LEAST_WINDOWS = 2  # to train on: a batch of a single example is never used
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # printable ASCII
 _SPEECH = re.compile(r"([^\n:]+):(?:\n(.*))?", re.DOTALL)
-
-PADDING, UNKNOWN = 0, 1
-_WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
 
 
 def shakespeare(source: Source, path: Path) -> Pair:
@@ -38,16 +36,23 @@ def windows_of_roles(source: Source, *parts: Rows) -> Pair:
     length, text = source.shape[0], "".join(text for part in parts for text, _ in part)
     roles: list[tuple[Tensor, ...]] = []  # inputs, targets and role of each window, and whether it is tested on
     for tokens in map(encode, speeches(text).values()):
-        count = (len(tokens) - 1) // length
+        x, y = windows(tokens, length)
+        count = len(x)
         kept = count - count // TEST_SHARE
         if kept >= LEAST_WINDOWS:
-            x, y = (torch.from_numpy(tokens[at : at + count * length]).view(count, length) for at in (0, 1))
             roles.append((x, y, torch.full((count,), len(roles)), torch.arange(count) >= kept))
     if not any(tested.any() for *_, tested in roles):
         least = TEST_SHARE * length + 1
         raise ValueError(f"{len(text)} characters, expected a role with {least} or more; the file is truncated")
     x, y, groups, tested = map(torch.cat, zip(*roles, strict=True))
     return Examples(x, y, groups).pick(~tested), Examples(x, y, groups).pick(tested)
+
+
+def windows(tokens: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
+    """All whole windows of a text, one after the other, and for each position the token that follows."""
+    count = max(len(tokens) - 1, 0) // length
+    x, y = (torch.from_numpy(tokens[at : at + count * length]).view(count, length) for at in (0, 1))
+    return x, y
 
 
 def speeches(text: str) -> dict[str, str]:
@@ -76,10 +81,15 @@ def decode(tokens: Tensor) -> str:
 
 
 def sst2(source: Source, path: Path) -> Pair:
+    """Reads the files of SST-2."""
+    return word_examples(source, *sst2_texts(path))
+
+
+def sst2_texts(path: Path) -> Texts:
     """Reads ``train.tsv`` for training and ``test.tsv`` for testing, or ``dev.tsv`` where that has no labels (GLUE)."""
     train, test, dev = (path.with_name(f"{split}.tsv") for split in ("train", "test", "dev"))
     labelled = test.is_file() and "label" in _read(test).partition("\n")[0].split("\t")
-    return word_examples(source, _tsv(train), _tsv(test if labelled else dev))
+    return _tsv(train), _tsv(test if labelled else dev)
 
 
 def _tsv(path: Path) -> Rows:
@@ -97,6 +107,11 @@ def _tsv(path: Path) -> Rows:
 
 
 def imdb(source: Source, path: Path) -> Pair:
+    """Reads the file of IMDb."""
+    return word_examples(source, *imdb_texts(path))
+
+
+def imdb_texts(path: Path) -> Texts:
     """Reads ``reviews.json``, a list of ``{"t": text, "s": 0 or 1}`` without a division into training and test."""
     with explained(f'{path}: not a readable JSON list of {{"t": text, "s": 0 or 1}}'):
         entries = json.loads(_read(path))
@@ -104,13 +119,18 @@ def imdb(source: Source, path: Path) -> Pair:
             text, label = (entry.get("t"), entry.get("s")) if isinstance(entry, dict) else (None, None)
             if not isinstance(text, str) or isinstance(label, bool) or label not in (0, 1):
                 raise ValueError(f"entry {number} is {str(entry)[:60]!r}")
-    return halves_of_reviews(source, [(entry["t"], int(entry["s"])) for entry in entries], [])
+    return halves((entry["t"], int(entry["s"])) for entry in entries)
 
 
 def halves_of_reviews(source: Source, *parts: Rows) -> Pair:
+    """The examples of reviews, of which a fixed half is the test set."""
+    return word_examples(source, *halves(itertools.chain(*parts)))
+
+
+def halves(reviews: Rows) -> Texts:
     """Makes a fixed half of each class the test set; a review that occurs more than once counts once."""
     label_of: dict[str, int] = {}
-    for text, label in itertools.chain(*parts):
+    for text, label in reviews:
         label_of.setdefault(text, label)
     unique = [(text.replace("<br />", " "), label) for text, label in label_of.items()]
     labels = np.array(list(label_of.values()))
@@ -120,24 +140,55 @@ def halves_of_reviews(source: Source, *parts: Rows) -> Pair:
     if not len(tested):
         raise ValueError(f"{len(unique)} reviews, expected two or more of a class; the file is truncated")
     trained = np.setdiff1d(order, tested)
-    return word_examples(source, [unique[at] for at in trained], [unique[at] for at in tested])
+    return [unique[at] for at in trained], [unique[at] for at in tested]
+
+
+TEXTS = {"sst2": sst2_texts, "imdb": imdb_texts}  # data sets whose texts have words
+
+
+def list_words(source: Source, root: Path, count: int) -> list[str]:
+    """The most frequent words of the training texts of a data set."""
+    if source.name not in TEXTS:
+        raise DataError(f"{source.name}: has no words, expected one of {', '.join(TEXTS)}")
+    with explained(f"{source.name}: not readable"):
+        train, _ = TEXTS[source.name](source.original(root))
+    return most_frequent((words_of(text) for text, _ in train), count)
 
 
 def word_examples(source: Source, *parts: Rows) -> Pair:
-    """Turns texts into tokens of lower-case words and punctuation, the most frequent ones of the training texts."""
-    # Equal words are one object, so that the words of many texts fit into memory.
-    train, test = ([([*map(sys.intern, _WORD.findall(text.lower()))], label) for text, label in part] for part in parts)
-    counts = Counter(word for words, _ in train for word in words)
-    known = sorted(counts, key=lambda word: (-counts[word], word))[: source.vocabulary - 2]  # tokens fit into 16 bits
-    token_of = {word: token for token, word in enumerate(known, start=2)}
+    """Turns texts into tokens: those of the data set's tokenizer, or the most frequent words of the training texts."""
+    train, test = (list[tuple[Any, int]](part) for part in parts)
+    if source.tokenizer:
+        tokenizer = find_tokenizer(source.tokenizer)
+    else:
+        train, test = ([(words_of(text), label) for text, label in part] for part in (train, test))
+        tokenizer = Words(most_frequent((words for words, _ in train), source.vocabulary - 2))
+    make = _next_tokens if source.sequence else _classified
+    return make(train, tokenizer, source.shape[0]), make(test, tokenizer, source.shape[0])
 
-    def examples(part: list[tuple[list[str], int]]) -> Examples:
-        tokens = np.full((len(part), *source.shape), PADDING, dtype=np.int16)
-        for row, (words, _) in zip(tokens, part, strict=True):
-            row[: len(words)] = [token_of.get(word, UNKNOWN) for word in words[: len(row)]]
-        return Examples(torch.from_numpy(tokens), torch.tensor([label for _, label in part]))
 
-    return examples(train), examples(test)
+def _classified(rows: Sequence[tuple[Any, int]], tokenizer: Tokenizer, length: int) -> Examples:
+    """The beginnings of texts, padded, with their classes; with a mask where the tokenizer is made for one."""
+    tokens: np.ndarray = np.full((len(rows), length), tokenizer.padding, dtype=_dtype(tokenizer))
+    mask = np.zeros((len(rows), length), dtype=np.uint8)
+    for row, held, (text, _) in zip(tokens, mask, rows, strict=True):
+        found = tokenizer(text, length)
+        row[: len(found)], held[: len(found)] = found, 1
+    x, labels = torch.from_numpy(tokens), torch.tensor([label for _, label in rows])
+    return Examples({"input_ids": x, "attention_mask": torch.from_numpy(mask)} if tokenizer.masked else x, labels)
+
+
+def _next_tokens(rows: Sequence[tuple[Any, int]], tokenizer: Tokenizer, length: int) -> Examples:
+    """All whole windows of texts, where at each position the class is the token that follows."""
+    found = [windows(np.array(tokenizer(text), dtype=_dtype(tokenizer)), length) for text, _ in rows]
+    x, y = (torch.cat(tensors) for tensors in zip(*found, strict=True))
+    if not len(x):
+        raise ValueError(f"no text has more than {length} tokens, expected some: set a smaller data.length")
+    return Examples(x, y)
+
+
+def _dtype(tokenizer: Tokenizer) -> type:
+    return np.int16 if tokenizer.size < 2**15 else np.int32
 
 
 def _read(path: Path) -> str:

@@ -49,7 +49,7 @@ def build_model(config: Config) -> Model:
         options=m.options,
         blocks=(m.blocks,) if isinstance(m.blocks, str) else m.blocks or (),
         pretrained=m.pretrained,
-        inputs=data.inputs if isinstance(data, Data) else None,
+        inputs=data.inputs if isinstance(data, Data) else source.inputs,
         logits=parts.task.classes and (source.labelled or source.sequence),
     )
     extend = functools.partial(parts.method.extend, levels=5 if config.split.levels == "auto" else config.split.levels)

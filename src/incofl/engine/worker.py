@@ -286,6 +286,16 @@ def keep_freed_memory() -> None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
+def return_freed_memory() -> None:
+    """Returns freed blocks of 64 KiB and more to the system, where the C library is glibc: for small devices.
+
+    By default glibc soon keeps them, and what lies between them, so that a turn can take twice the memory that is used.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-3, 2**16)  # M_MMAP_THRESHOLD
+
+
 def worker_environment() -> dict[str, str]:
     """The environment of a process that computes with one thread, in large pages where the system has them."""
     tunables = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]

@@ -22,7 +22,7 @@ from incofl.data import Data
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
 from incofl.engine.run import AnyModel, Result, run
-from incofl.engine.worker import Worker
+from incofl.engine.worker import Worker, return_freed_memory
 from incofl.errors import ConfigError, IncoflError
 from incofl.flower.backend import FlowerBackend
 from incofl.flower.memory import NodeMemory
@@ -131,6 +131,8 @@ class Node:
         node, said = self._describe(context, order.client)
         if order.known not in ("", str(said)):
             return self.introduce(content, context)  # it is not what it was, and this slice may be too large for it
+        if node.memory is not None:
+            return_freed_memory()
         config, federation, worker = self._prepared(order, node, context)
         slice_ = federation.slice_of(order)
         slice_.check(state, "the model that was sent", uploaded=False)

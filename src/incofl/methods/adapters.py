@@ -5,6 +5,7 @@ level holds the first r of R ranks of each. The scale is alpha / R at every leve
 """
 
 import dataclasses
+import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -25,7 +26,8 @@ class Lora:
     """The adapters: where they are, how large, and what else is trained."""
 
     rank: Annotated[int, Ge(1)] | None = None  # of the server model; left out, the largest of ``split.levels``, or 16
-    alpha: Annotated[float, Gt(0)] | None = None  # adapters are scaled by alpha / rank; left out, twice the rank
+    alpha: Annotated[float, Gt(0)] | None = None  # adapters are scaled by alpha / rank; left out, by 2
+    rslora: bool = False  # scaled by alpha / sqrt(rank) instead, which suits large ranks (Kalajdzievski 2023)
     # names of layers, or how these end, such as ``["query", "value"]``; ``all``: every linear layer of the blocks, or
     # of a model without blocks every linear layer but the head
     targets: Literal["all"] | tuple[str, ...] = "all"
@@ -36,7 +38,7 @@ class Lora:
 
     def scale(self, rank: int) -> float:
         """What the product of the factors of a server model of some rank is multiplied by, at every level."""
-        return (2.0 * rank if self.alpha is None else self.alpha) / rank
+        return 2.0 if self.alpha is None else self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
 class Adapter(NamedTuple):

@@ -6,21 +6,22 @@ with, always over the clients that hold a layer:
     fedit         everybody has the smallest rank: mean A_k, mean B_k           (Zhang et al., ICASSP 2024)
     covered       the same, of each rank over those that hold it
     hetlora       zeros where a client has no rank, p_k ~ sum over layers of ||B_k A_k||_F  (Cho et al., EMNLP 2024)
-    random-ranks  as ``covered``, for ranks drawn anew in every turn; all others are added to W for the turn (Fed-PLoRA)
+    random-ranks  as ``covered``, for ranks drawn anew in every turn; all others are added to W for the turn (Fed-PLoRA,
+                  Zhang et al., ICLR 2026)
     flexlora      U S and V' of the SVD of sum p_k B_k A_k                      (Bai et al., NeurIPS 2024)
-    raflora       U sqrt(S) and sqrt(S) V' of the sum in which p_k of each rank is over those that hold it (raFLoRA)
+    raflora       U sqrt(S) and sqrt(S) V' of the sum in which p_k of each rank is over those that hold it (raFLoRA,
+                  Wu et al., arXiv:2602.13486)
     flora         W += s sum p_k B_k A_k; then B = 0 and A is drawn anew        (Wang et al., NeurIPS 2024)
     ffa           as ``covered`` with A fixed                                   (Sun et al., ICLR 2024)
-    rolora        as ``covered``, B in the first round, A in the second, ...    (Chen et al., 2024)
+    rolora        as ``covered``, B in the first round, A in the second, ...    (Chen et al., NeurIPS 2025)
     fedex         as ``covered``, and W += s (sum p_k B_k A_k - B A)            (Singhal et al., ACL 2025)
 
-Clients weigh by their examples. No matrix as large as W is made but W itself: the SVD is that of a small matrix between
-two QR factors.
+Clients weigh by their examples, and those of ``hetlora`` may drop ranks (pruning.py). No matrix as large as W is made
+but W itself (factors.py).
 
-Differences: HetLoRA's clients may drop ranks that stay small; here they do not. A rank that nobody of a cohort holds
-stays as it is in ``hetlora`` and ``raflora``, and an empty one keeps an A with which it can learn. In ``flora`` and
-``fedex`` W changes in every round, and clients are sent it as it is: a client that was absent would need the factors of
-every round that it missed.
+Differences: a rank that nobody of a cohort holds stays as it is in ``hetlora`` and ``raflora``, and an empty one keeps
+an A with which it can learn. In ``flora`` and ``fedex`` W changes in every round, and clients are sent it as it is: a
+client that was absent would need the factors of every round that it missed.
 """
 
 import dataclasses
@@ -38,6 +39,8 @@ from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.method import Method, ServerRule
 from incofl.methods.adapters import A, Adapter, B, Lora, RankRule, adapters, head_of
+from incofl.methods.factors import Factors, cut_ranks, shares
+from incofl.methods.pruning import Pruned
 from incofl.seeds import Purpose, torch_rng
 from incofl.server import Changes, Server
 from incofl.split import RANK, Drawn, Slice, Splitter, kept
@@ -45,70 +48,11 @@ from incofl.split.slices import ALL, cut
 from incofl.tensors import Tensors, one_thread
 
 
-@dataclass(frozen=True)
-class Factors:
-    """Both factors of an adapter as matrices, (ranks x inputs) and (outputs x ranks), with a weight."""
-
-    a: Tensor
-    b: Tensor
-    weight: float = 1.0
-
-    @classmethod
-    def of(cls, adapter: Adapter, state: Tensors) -> "Factors":
-        """Those of a state; the kernels of convolutions in rows."""
-        return cls(state[adapter.a].flatten(1), state[adapter.b].flatten(1))
-
-    def exact(self, weight: float = 1.0) -> "Factors":
-        """The same in float64, with a weight."""
-        return Factors(self.a.double(), self.b.double(), weight)
-
-    @property
-    def rank(self) -> int:
-        return len(self.a)
-
-    def ranks(self, first: int, last: int, weight: float) -> "Factors":
-        """Some of the ranks."""
-        return Factors(self.a[first:last], self.b[:, first:last], weight)
-
-    @property
-    def norm(self) -> float:
-        """||B A||_F = sqrt(tr(B'B A A')), without the product."""
-        return math.sqrt(max(float(((self.b.T @ self.b) * (self.a @ self.a.T)).sum()), 0.0))
-
-
 class Turn(NamedTuple):
     """A client's weight, and the factors that it ends with."""
 
     weight: float
     factors: dict[Adapter, Factors]
-
-
-def shares(parts: Sequence[Factors]) -> list[Factors]:
-    """The same factors with weights that sum to 1; equal ones where all are 0."""
-    total = sum(part.weight for part in parts)
-    return [dataclasses.replace(part, weight=part.weight / total if total else 1 / len(parts)) for part in parts]
-
-
-def svd_of_sum(parts: Sequence[Factors]) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V' of the sum of weight B A, by QR of the factors side by side and the SVD of what is between."""
-    left, middle = torch.linalg.qr(torch.cat([math.sqrt(part.weight) * part.b for part in parts], 1))
-    right, other = torch.linalg.qr(torch.cat([math.sqrt(part.weight) * part.a for part in parts], 0).T)
-    u, s, v = torch.linalg.svd(middle @ other.T, full_matrices=False)
-    return left @ u, s, v @ right.T
-
-
-def cut_ranks(parts: Sequence[Factors], old: Factors, balanced: bool) -> Factors:
-    """The best factors of the sum of weight B A: U S and V', or ``balanced`` with sqrt(S) in both.
-
-    A rank without a singular value has B = 0 and some A, else it could never learn again.
-    """
-    u, s, v = svd_of_sum(parts)
-    u, s, v = u[:, : old.rank], s[: old.rank], v[: old.rank]
-    empty = s <= s.max() * torch.finfo(s.dtype).eps * max(len(u), v.shape[1])
-    side = torch.where(empty, 1, s.sqrt()) if balanced else torch.ones_like(s)
-    a, b = old.a.clone(), torch.zeros_like(old.b)
-    a[: len(s)], b[:, : len(s)] = side[:, None] * v, u * torch.where(empty, 0, s / side)
-    return Factors(a, b)
 
 
 @dataclass(frozen=True)
@@ -326,7 +270,7 @@ def _method(
 
 fedit = dataclasses.replace(_method("fedit"), level="smallest")
 covered = _method("covered")
-hetlora = _method("hetlora", HetLoRA)
+hetlora = _method("hetlora", HetLoRA, Pruned())
 random_ranks = _method("random-ranks", AllSent, Folded(), cutter=RandomRanks)
 flexlora = _method("flexlora", FlexLoRA)
 raflora = _method("raflora", RaFLoRA)

@@ -1,6 +1,7 @@
-"""Initial weights from a safetensors file, or from the Hugging Face Hub: adapted to the model, or refused in one line.
+"""Initial weights from a safetensors file, a run folder or the Hugging Face Hub: adapted, or refused in one line.
 
-The file has the names of timm (ViTs) or torchvision (ResNets). What may differ from the model:
+A run folder gives what its largest level ended with; a file has the names of timm (ViTs) or torchvision (ResNets), or
+those of ``incofl.load_model(RUN).state_dict()``. What may differ from the model:
 
 1. The head: with another number of classes, or none, the model keeps its own, freshly initialised; so with exits.
 2. The positions of a ViT: those of the patches are interpolated to the model's grid, that of the class token is kept.
@@ -27,6 +28,7 @@ from incofl.models.vit import VisionTransformer
 from incofl.split import RANK
 from incofl.tensors import Tensors, all_finite, clone
 
+CHECKPOINT = Path("checkpoint", "state.safetensors")  # of a run folder
 FILE = "model.safetensors"  # timm's name for it on the Hub
 EXAMPLE = "timm/vit_small_patch16_224.augreg_in21k_ft_in1k"
 CONVERT = f"safetensors.torch.save_file(torch.load(FILE, weights_only=True), '{FILE}')"
@@ -35,7 +37,7 @@ COLOURS = 3
 
 
 def with_pretrained(model: Model, where: str) -> Model:
-    """The model with the initial weights of a file, or of a repository of the Hub such as ``timm/name``."""
+    """The model with the initial weights of a file, a run folder, or a repository of the Hub such as ``timm/name``."""
     found, initial = _read(where), dict(model.initial)
     found = {_name_here(name, model): value for name, value in found.items()}
     for name, fresh in model.initial.items():
@@ -58,12 +60,15 @@ def _refused(problem: str) -> ConfigError:
 def _read(where: str) -> Tensors:
     """The tensors of a safetensors file; a repository of the Hub is downloaded unless it is in the cache."""
     path = Path(where).expanduser()
+    if (path / CHECKPOINT).is_file():
+        return _largest_level(load_file(path / CHECKPOINT))
     if path.suffix in PICKLED:
         why = f"pickled files can run code; convert it with {CONVERT}"
         raise _refused(f"got {where!r}, expected a .safetensors file: {why}")
     if path.suffix != ".safetensors" and not path.is_file():
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", where):
-            raise _refused(f"got {where!r}, expected a .safetensors file or a name on the Hub such as {EXAMPLE}")
+            want = f"a .safetensors file or a name on the Hub such as {EXAMPLE}, or a run folder"
+            raise _refused(f"got {where!r}, expected {want} with a finished round")
         path = _download(where)
     if not path.is_file():
         raise _refused(f"{path}: no such file")
@@ -71,6 +76,14 @@ def _read(where: str) -> Tensors:
         return load_file(path)
     except SafetensorError as problem:
         raise _refused(f"{path}: not a safetensors file ({problem})") from None
+
+
+def _largest_level(state: Tensors) -> Tensors:
+    """The model of the largest level of a checkpoint: what all levels share, and what is its own."""
+    parts = {name: name.split("/", 2) for name in state}
+    largest = max((int(part[1]) for part in parts.values() if part[0] == "private"), default=0)
+    shared = {part[-1]: state[name] for name, part in parts.items() if part[0] == "shared"}
+    return shared | {part[-1]: state[name] for name, part in parts.items() if part[:2] == ["private", str(largest)]}
 
 
 def _download(name: str) -> Path:
