@@ -113,7 +113,16 @@ def snapshot(server: Server) -> list[Tensors]:
 
 
 @pytest.mark.parametrize(
-    "name", ["incoscaffold", "heteromoon", "heteronova", "heterofl", "fedrolex", "fedrand", "fedecover", "scalefl+inco"]
+    "name",
+    [
+        "incoscaffold",
+        "fedecover",
+        "scalefl+inco",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("heteromoon", "heteronova", "heterofl", "fedrolex", "fedrand")
+        ),
+    ],
 )
 def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
     """Memories, variates, measured statistics, lengths, moving windows and exits through shared memory."""

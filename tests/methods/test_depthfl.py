@@ -95,7 +95,9 @@ def test_positions() -> None:
 
 
 @pytest.mark.parametrize("method", ["depthfl", "scalefl"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=pytest.mark.slow) if f == "tiny-lstm" else f for f in FAMILIES]
+)
 def test_every_family_has_exits(method: str, family: str, text_root: Path) -> None:
     """All logits in training, the last or their mean in evaluation; every parameter of a level is trained."""
     config = family_config(family, text_root, f"method={method}")

@@ -454,7 +454,9 @@ def test_a_model_that_has_adapters_is_refused() -> None:
         RankRule().extend(model.template, model.layout, 3)
 
 
-@pytest.mark.parametrize("name", ["flora", "random-ranks", "rolora"])
+@pytest.mark.parametrize(
+    "name", ["random-ranks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("flora", "rolora"))]
+)
 def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
     """Also where the adapted weights change, where a slice is a client's own, and where one factor is uploaded."""
     for workers in (1, 2):

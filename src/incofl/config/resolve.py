@@ -121,8 +121,9 @@ def resolve(config: Config) -> Config:
 def _tokenizer(config: Config) -> str | None:
     """The tokenizer of texts: what the config says, or the one in the folder of a model of transformers."""
     data, model = config.data, config.model
-    texts = "data" not in config.objects and find_source(data.name).vocabulary if data.tokenizer is None else False
-    if texts and model.name.startswith(PREFIX) and model.pretrained is not None:
+    open_ = data.tokenizer is None and model.name.startswith(PREFIX) and model.pretrained is not None
+    if open_ and "data" not in config.objects and find_source(data.name).vocabulary:
+        assert model.pretrained is not None
         folder = Path(model.pretrained).expanduser()
         return model.pretrained if (folder / TOKENIZER).is_file() else None
     return data.tokenizer
