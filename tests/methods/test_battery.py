@@ -31,6 +31,12 @@ UNEQUAL = (*WIDTH, "inclusivefl", "scalefl", "nefl", "depthfl", "reefl", "fedflo
 NAMES = [name for name in METHODS if not name.endswith("+noise") and name not in ADAPTERS]
 
 
+def pair(name: str, family: str) -> object:
+    """A method and a family; what differs from others in the server's step alone is slow but on the first family."""
+    slow = family != FAMILIES[0] and (name in FEDOPT or (name.endswith("+inco") and name != "heterofl+inco"))
+    return pytest.param(name, family, marks=[pytest.mark.slow] if slow else [])
+
+
 def model_for(name: str) -> list[str]:
     """The model on which a method is tried, where not the usual one."""
     return ["model.name=tiny-vit", "model.patch=2"] if name.startswith("reefl") else []
@@ -63,8 +69,7 @@ def text_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shakespeare(tmp_path_factory.mktemp("play")).parent
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "family"), [pair(name, family) for name in NAMES for family in FAMILIES])
 def test_two_rounds(name: str, family: str, text_root: Path) -> None:
     """On every family of models, or refused in one line."""
     # What starts as the identity hardly moves in two rounds.
