@@ -85,11 +85,8 @@ class ServerRule:
                 self._add_stack(shared, uploads, shares, counts)
                 kept = keeps | layout.buffers if self._keeps_buffers(level) else keeps
                 self._add_stack(private.setdefault(level, self._sum(layout)), uploads, kept, counts)
-                ones, added = (
-                    [1.0] * len(uploads),
-                    extra.setdefault(level if self.separate else SHARED, self._sum(layout)),
-                )
-                added.add_stack(uploads.slice, uploads.extra, ones, ones)
+                group, ones = level if self.separate else SHARED, [1.0] * len(uploads)
+                extra.setdefault(group, self._sum(layout)).add_stack(uploads.slice, uploads.extra, ones, ones)
                 continue
             counted = [self.filter_upload(upload, layout) for upload in uploads]
             own = {upload.level: known[upload.level][1] for upload in uploads}
@@ -107,8 +104,8 @@ class ServerRule:
                 where, total = server.population[0][0], private.setdefault(0, self._sum(layout))
                 total.add(*(Contribution(where, upload.smallest, self.weight(upload)) for upload in anchored))
             for upload in uploads:
-                group = extra.setdefault(upload.level if self.separate else SHARED, self._sum(layout))
-                group.add(Contribution(upload.slice, upload.extra))
+                group = upload.level if self.separate else SHARED
+                extra.setdefault(group, self._sum(layout)).add(Contribution(upload.slice, upload.extra))
         own_means = {level: total.mean() for level, total in private.items()}
         if self.buffers == "by-width":
             above = {level: slice_ for level, (slice_, _) in server.population.items() if level or not self.anchored}

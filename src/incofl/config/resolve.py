@@ -120,13 +120,11 @@ def resolve(config: Config) -> Config:
 
 def _tokenizer(config: Config) -> str | None:
     """The tokenizer of texts: what the config says, or the one in the folder of a model of transformers."""
-    data, model = config.data, config.model
-    open_ = data.tokenizer is None and model.name.startswith(PREFIX) and model.pretrained is not None
-    if open_ and "data" not in config.objects and find_source(data.name).vocabulary:
-        assert model.pretrained is not None
-        folder = Path(model.pretrained).expanduser()
-        return model.pretrained if (folder / TOKENIZER).is_file() else None
-    return data.tokenizer
+    chosen, folder, own = config.data.tokenizer, config.model.pretrained, "data" in config.objects
+    if chosen is not None or folder is None or own or not config.model.name.startswith(PREFIX):
+        return chosen
+    there = (Path(folder).expanduser() / TOKENIZER).is_file()
+    return folder if there and find_source(config.data.name).vocabulary else None
 
 
 def _auto(value: Any, default: Any) -> Any:
