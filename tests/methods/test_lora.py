@@ -325,6 +325,16 @@ def config(name: str, *overrides: str) -> incofl.Config:
     return tiny_config(f"method={name}", "rounds=2", "local.lr=0.01", *SMALL, *overrides)
 
 
+def test_drawn_ranks_follow_the_seed_of_the_run() -> None:
+    def ranks(seed: int) -> list[object]:
+        federation = outline(config("random-ranks", f"seed={seed}"))
+        index = [federation.splitter.slice(federation.model.layout, 0, 1, client).index for client in range(6)]
+        name = adapters(federation.model.layout)[0].a
+        return [tuple(each[name][0].tolist()) for each in index]  # type: ignore[union-attr]  # drawn, so a tensor
+
+    assert ranks(0) == ranks(0) != ranks(1)
+
+
 @pytest.mark.parametrize("name", sorted(ADAPTERS))
 def test_runs(name: str, tmp_path: Path) -> None:
     """What is frozen keeps its bits, only what is trained is sent and counted, and a run can be resumed."""

@@ -232,7 +232,7 @@ class RandomRanks(Splitter):
         if client is None:
             return whole
         size = layout.named_axes[RANK].size
-        order = torch.randperm(size, generator=torch_rng(0, Purpose.RANKS, round, client))
+        order = torch.randperm(size, generator=torch_rng(self.seed, Purpose.RANKS, round, client))
         ranks = order[: kept(size, self.shares[level])].sort().values
         return cut(layout, {block for name in whole.index if (block := layout.block_of[name])}, {RANK: ranks})
 
