@@ -43,6 +43,8 @@ def compare(
         results = compare(names, config, out, seeds=numbers, jobs=jobs, overrides=overrides, progress=display.watch)
     unit = " in percent" if results[0].percent else ""
     title = f"test {results[0].metric}{unit}, {len(numbers)} seed(s), {results[0].measure}"
+    if results.answer:
+        typer.echo(results.answer)
     print_table(table(results), title)
     typer.echo(CAPTION)
     if results.gains:
