@@ -24,6 +24,7 @@ from incofl.tensors import Inputs, call, map_inputs, only
 PLAIN = Method("plain")
 # The limits of a device, each with the units in which it can be written, and the decimal prefixes of units.
 _UNITS = {"memory": ("B",), "compute": ("MAC", "MACs"), "bandwidth": ("B",)}
+_SPEED = {"speed": ("MAC", "MACs", "MAC/s")}  # which limits nothing
 _SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 
@@ -161,6 +162,7 @@ class DeviceClass:
     memory: int | None = None  # bytes for training
     compute: int | None = None  # multiply-accumulates per example, forward
     bandwidth: int | None = None  # bytes per round, down and up together
+    speed: int | None = None  # multiply-accumulates per second; ``None``: as this machine
 
     def exceeded(self, cost: Cost) -> list[str]:
         """The limits that a sub-model exceeds, in words; none if R(M) <= R_i."""
@@ -198,19 +200,20 @@ def load_devices(path: Path) -> list[DeviceClass]:
 
 
 def _device(entry: Mapping[str, Any], where: str) -> DeviceClass:
-    if unknown := [key for key in entry if key not in ("name", "count", *_UNITS)]:
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r}{nearest(unknown[0], ('name', 'count', *_UNITS))}")
+    known = "name", "count", *_UNITS, *_SPEED
+    if unknown := [key for key in entry if key not in known]:
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}{nearest(unknown[0], known)}")
     name, count = entry.get("name"), entry.get("count")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{where}: name: got {name!r}, expected a string")
     if type(count) is not int or count < 1:  # True is an int, too
         raise ConfigError(f"{where} ({name}): count: got {count!r}, expected a whole number >= 1")
-    return DeviceClass(name, count, **read_limits(entry, f"{where} ({name})"))
+    return DeviceClass(name, count, **read_limits(entry, f"{where} ({name})", _UNITS | _SPEED))
 
 
-def read_limits(entry: Mapping[str, Any], where: str) -> dict[str, int]:
+def read_limits(entry: Mapping[str, Any], where: str, units: Mapping[str, tuple[str, ...]] = _UNITS) -> dict[str, int]:
     """The limits among some values, as numbers of bytes and multiply-accumulates."""
-    return {key: parse_quantity(entry[key], f"{where}: {key}", units) for key, units in _UNITS.items() if key in entry}
+    return {key: parse_quantity(entry[key], f"{where}: {key}", each) for key, each in units.items() if key in entry}
 
 
 def human(value: float, unit: str = "") -> str:

@@ -59,7 +59,17 @@ _ADAPTERS = {
 }
 ADAPTERS = frozenset(_ADAPTERS)
 _BASES = _SEPARATE | _SHARED | _ADAPTERS
-BASELINES = ("allsmall", "largestonly", "fedavg")  # what a fleet can do without slices of one model
+# What a fleet of unequal devices can do, in plain words: without slices of one model, and with them.
+BASELINES = {
+    "allsmall": "everybody trains the smallest size",
+    "largestonly": "only devices that hold the largest size take part",
+    "fedavg": "each size is averaged with itself only",
+}
+SLICES = {
+    "heteroavg": "slices of one model",
+    "incoavg": "slices of one model, deep layers mixed by InCo",
+    "fedfloor": "slices of one model on the smallest, which all train",
+}
 # What ``NAME+TRANSFORM`` adds to a method. The first two mix or disturb the layers of one shared server model.
 _TRANSFORMS = {
     "inco": ("incofl.inco:InCo", "InCo Aggregation"),

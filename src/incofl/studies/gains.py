@@ -151,8 +151,8 @@ def answer(setting: Setting, baselines: Sequence[str]) -> str:
     methods = {arm: mean for arm, mean in methods.items() if arm not in baselines}
     if best is None or not methods:
         return ""
-    whole = {arm: gap for arm in methods if not (gap := losses(setting, baselines, arm))}
-    chosen = max(whole or methods, key=methods.__getitem__)
+    without_losers = [arm for arm in methods if not losses(setting, baselines, arm)]
+    chosen = max(without_losers or methods, key=methods.__getitem__)
     gap = setting.difference(chosen, best, measure)
     if gap is None:
         return ""
