@@ -25,7 +25,8 @@ ORDER = [
     ["costs"],
     ["engine"],
     ["analysis"],
-    ["report", "studies"],
+    ["studies"],
+    ["report"],
     ["cli"],
     ["flower"],
 ]

@@ -39,7 +39,7 @@ class Evaluation:
 
 def evaluations(column: str, arm: str, run: RecordedRun, counts: Sequence[int]) -> list[Evaluation]:
     """Every evaluation of a run by every metric, with the number of devices that can hold each level."""
-    commit, found = str(run.json("environment.json")["commit"])[:12], list[Evaluation]()
+    commit, found = str(run.json("environment.json").get("commit", ""))[:12], list[Evaluation]()
     for row in run.evaluated:
         for metric, values in {"accuracy": row["accuracy_by_level"], **row.get("metrics", {})}.items():
             known = dict(zip(run.levels, values, strict=True))
