@@ -1,21 +1,21 @@
 """Five methods in the setting of FedEcover's published curves (ICDE 2025), over those curves.
 
-usage: python experiments/fedecover.py [--root DIR] [--seeds 0] [--rounds 100] [--methods fedrand,fedecover] [--jobs 1]
+usage: python experiments/fedecover.py [--root DIR] [--seeds 0] [--rounds 100] [--methods fedrand,fedecover]
+                                       [--workers 1] [--tables-only]
 
 Half of the clients hold a tenth of the width. What is compared is the accuracy of the whole server model, or of the
 small model where everybody trains that. results/fedecover-published.csv has their curves, one seed, every five rounds.
-Every run is resumable: start the command again after an interruption. Writes results/fedecover.csv (every evaluation),
-results/fedecover.md (differences at rounds 50 and 100) and docs/images/fedecover.png.
+One run after the other, each resumable: start the command again after an interruption, or with more rounds. After each
+evaluation results/fedecover.csv (every evaluation) and results/fedecover.md (differences) are written, at the end
+docs/images/fedecover.png.
 """
 
 import argparse
 import csv
-import json
-import os
+import itertools
 import sys
-from concurrent.futures import ProcessPoolExecutor
+import time
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 
@@ -34,6 +34,7 @@ CURVES = {
     "fedrand": "random_width",
     "fedecover": "fedecover",
 }
+JUDGED = (10, 50, 100)  # rounds
 Curve = dict[int, float]  # accuracy by round
 
 
@@ -53,14 +54,21 @@ def images(root: str) -> incofl.Data:
     return incofl.Data(kept, held_out, classes=10, pipeline=pipeline, name="cifar10 without cutout")
 
 
-def train(method: str, seed: int, rounds: int, root: str, workers: int) -> Curve:
-    """The accuracy of a method's largest trained model by round."""
-    sys.path.insert(0, str(HERE))  # for the model
+def train(method: str, seed: int, rounds: int, root: str, workers: int, curves: dict[tuple[str, int], Curve]) -> None:
+    """Runs a method, or what is left of the run, and notes the accuracy of its largest trained model."""
     overrides = [f"method={method}", f"seed={seed}", f"rounds={rounds}", f"engine.workers={workers}"]
     config = incofl.load_config(HERE / "fedecover.toml", overrides)
     out = HERE.parent / "runs" / "fedecover" / f"{method}-s{seed}"
-    result = incofl.run(config, out, data=images(root), resume=True)
-    return {row["round"]: row["accuracy_by_level"][-1] for row in result.history if row["accuracy"] is not None}
+    with incofl.Run(config, out, data=images(root), resume=True, progress=True) as run:
+        begun, before = time.process_time(), len(run.rows)
+        for row in itertools.chain(list(run.rows), run):  # those of an earlier start, too
+            if row["accuracy"] is not None:
+                curves.setdefault((method, seed), {})[row["round"]] = row["accuracy_by_level"][-1]
+                write(curves)
+        made = len(run.rows) - before
+    if made and workers == 1:
+        minutes = (time.process_time() - begun) / 60
+        print(f"{method}, seed {seed}: {10 * minutes / made:.1f} core-minutes for ten rounds", flush=True)
 
 
 def published() -> dict[str, Curve]:
@@ -91,7 +99,7 @@ def table(curves: dict[tuple[str, int], Curve]) -> str:
     """Our accuracy, theirs and the difference in points; the mean over our seeds."""
     lines = ["| method | seeds | round | ours | published | difference |", "|---|---|---|---|---|---|"]
     for method, theirs in published().items():
-        for round in (50, 100):
+        for round in JUDGED:
             ours = [
                 100 * curve[round] for (name, _), curve in sorted(curves.items()) if name == method and round in curve
             ]
@@ -123,21 +131,20 @@ def draw(curves: dict[tuple[str, int], Curve]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data")
+    parser.add_argument("--root", default="data", help="folder of data sets (incofl data fetch cifar10)")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--methods", default=",".join(CURVES))
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; the cores are shared by them")
+    parser.add_argument("--workers", type=int, default=1, help="processes of a run")
+    parser.add_argument("--tables-only", action="store_true", help="table and picture of what is there, no runs")
     args = parser.parse_args()
-    todo = [(method, int(seed)) for seed in args.seeds.split(",") for method in args.methods.split(",")]
-    workers, curves = max(1, (os.cpu_count() or 1) // args.jobs), read()
-    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        turns = {key: pool.submit(train, *key, args.rounds, args.root, workers) for key in todo}
-        for key, turn in turns.items():
-            curves[key] = turn.result()
-            write(curves)
+    sys.path.insert(0, str(HERE))  # for the model
+    curves = read()
+    for seed in [] if args.tables_only else args.seeds.split(","):
+        for method in args.methods.split(","):
+            train(method, int(seed), args.rounds, args.root, args.workers, curves)
+    write(curves)
     draw(curves)
-    print(json.dumps({f"{method}-s{seed}": curve[max(curve)] for (method, seed), curve in curves.items()}))
     print(table(curves))
 
 

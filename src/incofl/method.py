@@ -197,7 +197,7 @@ class Method:
         self.client.check(setting)
         self.server.check(setting)
         if self.anchor.on and self.split.window != "prefix":
-            raise ConfigError(f"method: {self.name} moves a window of channels: there is no smallest path to anchor")
+            raise ConfigError(f"method: {self.name} moves what a level holds: there is no smallest path to anchor")
         if self.anchor.distil:
             setting.need_classes("anchor.distil", "it compares the logits of classes")
 

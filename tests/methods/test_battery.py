@@ -25,7 +25,7 @@ PER_SIZE = ("fedavg", "fedprox", "fednova", "scaffold", "moon", "feddyn", "fedbn
 PAPERS = ("heteroavg", "heteroprox", "heteronova", "heteroscaffold", "heteromoon")
 SPLIT = (*PAPERS, "heterodyn", "heterobn")
 FEDOPT = tuple(f"{form}{name}" for form in ("fed", "hetero", "inco") for name in ("avgm", "adam", "yogi"))
-WIDTH = ("heterofl", "fedrolex", "fedrand", "fedecover", "fjord")
+WIDTH = ("heterofl", "fedrolex", "fedrand", "fedecover", "fiarse", "fjord")
 UNEQUAL = (*WIDTH, "inclusivefl", "scalefl", "nefl", "depthfl", "reefl", "fedfloor")
 # What test_noise.py and test_lora.py are about is left out.
 NAMES = [name for name in METHODS if not name.endswith("+noise") and name not in ADAPTERS]
@@ -249,6 +249,7 @@ def test_documented(name: str) -> None:
         "incodyn feddyn.alpha=0.3",
         "fedadam server-adam.tau=0.1",
         "fedecover fedrand.scale=always",
+        "fiarse fiarse.threshold=layer",
         "fjord+inco fjord.distil=false",
         "nefl nefl.norms=false",
         "depthfl depthfl.alpha=0.1",

@@ -199,7 +199,7 @@ def test_refusals() -> None:
         "split.kind: got 'stage', expected 'hetero': fedrand splits by width": ["split.kind=stage"],
         "split.start: got 'identity', expected 'random': the channels of a level move": ["split.start=identity"],
         "fedrand.scale: got 'no', expected 'training' or 'always' or 'never'": ["fedrand.scale=no"],
-        "method: fedrand+anchor moves a window of channels": ["method=fedrand+anchor"],
+        "method: fedrand+anchor moves what a level holds": ["method=fedrand+anchor"],
     }.items():
         with pytest.raises(ConfigError) as problem:
             tiny_federation("method=fedrand", *settings)

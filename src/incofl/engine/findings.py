@@ -43,6 +43,9 @@ def warnings(method: Method, layout: Layout, kind: Kind, splitter: Splitter) -> 
     if len(sizes) == 1:
         other = "stage or layer" if kind == "hetero" else "hetero"
         found.append(f"there is one level, so every client trains the whole model; try split.kind = {other}")
+    if splitter.window == "largest":
+        found.append("levels differ in which entries are zero: every client sends, holds and computes the whole model")
+        sizes = []
     for level, (small, large) in enumerate(itertools.pairwise(sizes)):
         if (more := large / max(small, 1) - 1) < LEAST:
             pair = f"levels {level} and {level + 1} differ by {more:.1%} of their parameters"

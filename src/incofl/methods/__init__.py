@@ -38,6 +38,7 @@ _SHARED = {
     "fedrolex": ("fedrolex", "FedRolex: HeteroFL with a rolling window of channels"),
     "fedrand": ("fedrand", "random width: channels drawn for each client and round"),
     "fedecover": ("fedecover", "FedEcover: random width from pools that cover all channels"),
+    "fiarse": ("fiarse", "FIARSE: the entries of largest magnitude; no cheaper for small clients"),
     "fjord": ("fjord", "FjORD: clients train all widths up to their own"),
     "nefl": ("nefl", "NeFL: residual branches with learned steps, of each level's own"),
     "depthfl": ("depthfl", "DepthFL: fewer blocks, with exits that teach each other"),

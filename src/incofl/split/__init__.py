@@ -3,7 +3,8 @@
 Level 0 is the smallest. A level keeps the first blocks of each stage (section 3.1), and ``ceil(share * size)`` channels
 of every axis that can be narrowed, as in HeteroFL; of low-rank adapters, so many ranks. They are the first ones
 (``prefix``), or a window that moves by one channel a round: forwards (``rolling``, as in FedRolex's paper) or backwards
-(``rolling-back``, as in its code), or some that are drawn for each client and round (``random``).
+(``rolling-back``, as in its code), or some that are drawn for each client and round (``random``); or not
+channels but the entries of largest magnitude (``largest``).
 """
 
 import itertools
@@ -24,7 +25,7 @@ from incofl.split.submodel import end_at as end_at
 from incofl.split.submodel import submodel as submodel
 
 Kind = Literal["stage", "layer", "hetero", "rank"]
-Window = Literal["prefix", "rolling", "rolling-back", "random"]
+Window = Literal["prefix", "rolling", "rolling-back", "random", "largest"]
 Levels = int | Sequence[int | float | Sequence[int]]
 Drawn = tuple[int, ...]  # the channels of a turn that were drawn, axis after axis
 Depth = tuple[int, ...]  # number of blocks kept in each stage, always the first ones: (1, 1, 2, 2)
