@@ -40,10 +40,23 @@ class ServerRule:
     separate: bool = False  # levels share nothing: the server keeps one whole model for each
     anchored: bool = False  # whether the smallest level has statistics of its own in any case, for all clients train it
     squares: bool = False  # whether the squares of updates are averaged, too, for transforms that need their spread
+    cohort: int = 1  # number of clients that take part in a round, or are expected to
     sets_values: ClassVar[bool] = False  # whether its updates lead to certain values, so that none may be transformed
+
+    # Whether nothing but its means may depend on what clients send, so that these can be private
+    confidential: ClassVar[bool] = False
+
+    @property
+    def poisson(self) -> bool:
+        """Whether each client takes part by itself, with the same probability, and not in cohorts of one size."""
+        return False
 
     def check(self, setting: Setting) -> None:
         """Refuses a model or task that the method cannot be used for, with one clear line."""
+
+    def ended(self, server: Server) -> str | None:
+        """Why there may be no more rounds, if that is so."""
+        return None
 
     def start(self, server: Server) -> Server:
         """The server before the first round, with what this rule keeps in ``server.extra``."""

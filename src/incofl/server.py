@@ -37,7 +37,7 @@ class Changes:
             key = transform.name if group == SHARED else f"{transform.name}-{group}"
             before = states[key] if key in states else transform.init(layout)
             squares = self.squares if group == SHARED else {}
-            context = Context(layout, server.round, server.seed, change.weight, shared, self.unit, squares)
+            context = Context(layout, server.round, server.seed, change.weight, shared, self.unit, squares, self.extra)
             update, states[key], record = transform(only(change.values, layout.parameters), before, context)
             return CoveredMean(only(change.values, layout.buffers) | update, change.weight), record
 

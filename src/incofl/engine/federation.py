@@ -90,6 +90,11 @@ class Federation:
         """Refuses a model, a task or clients that the method cannot be used for."""
         buffers = self.method.server.buffers
         example = self.model.example(2)
+        if self.method.server.confidential and (self.open or (self.growth is not None and self.growth.opens is None)):
+            key, got = ("flower", "an open fleet") if self.open else ("split.grow", "'plateau'")
+            raise ConfigError(
+                f"{key}: got {got}, expected what is known before the first round, with {self.method.name}"
+            )
         self.method.check(Setting(self.model.template, example, self.model.layout, self.task, buffers, self.compile))
 
     def start(self) -> Server:
@@ -239,6 +244,9 @@ class Federation:
         if self.method.level == "largest-only":
             clients = [client for client in clients if self.levels[client] == len(self.splitter.depths) - 1]
         rng = numpy_rng(self.seed, Purpose.COHORT, round)
+        if self.method.server.poisson:  # whoever else takes part
+            chosen = np.flatnonzero(rng.random(len(self.levels)) < size / len(self.levels))
+            return self.jobs(sorted(set(chosen.tolist()) & set(clients)), round, server)
         drawn = [clients[at] for at in rng.choice(len(clients), min(size, len(clients)), replace=False, shuffle=False)]
         return self.jobs(drawn, round, server)
 
