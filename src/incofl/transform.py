@@ -26,7 +26,6 @@ class Context:
     shared: Mapping[str, Tensor] = field(default_factory=dict)  # where the update is a level's own, that of all levels
     unit: float = 1.0  # mean weight of a client: a position of weight w has about w / unit holders
     squares: Mapping[str, Tensor] = field(default_factory=dict)  # mean squares of clients' updates, for who needs them
-    extra: Mapping[str, Tensors] = field(default_factory=dict)  # the new state of the server rule
 
     def where_held(self, name: str, new: Tensor, old: Tensor | float) -> Tensor:
         """``new`` at positions that somebody held, ``old`` elsewhere."""

@@ -1,7 +1,9 @@
 """Client-level differential privacy: sums that hide a client, where all hold a position and where few do."""
 
 import dataclasses
+import functools
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,9 @@ import incofl
 from incofl.aggregate import spread
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError
-from incofl.method import Method
+from incofl.method import Method, ServerRule
 from incofl.methods import METHODS
-from incofl.methods.privacy import STATE, Privacy, PrivateMean, epsilon_of, noise_for
+from incofl.methods.privacy import STATE, Privacy, epsilon_of, noise_for
 from incofl.server import Server
 from incofl.tensors import Tensors
 from incofl.upload import Upload
@@ -27,16 +29,16 @@ dp = pytest.importorskip("dp_accounting")
 PLAIN = ('model.options={norm="group"}', "method=heteroavg+privacy", "cohort=4")
 
 
-def private(federation: Federation, **changes: object) -> PrivateMean:
-    """The rule of a federation with other options, which may be without noise."""
+def private(federation: Federation, **changes: object) -> tuple[ServerRule, Server]:
+    """The rule of a federation with other options, which may be without noise, and a server before the first round."""
     rule = federation.method.server
-    assert isinstance(rule, PrivateMean)
-    return dataclasses.replace(rule, privacy=dataclasses.replace(rule.privacy, **changes))  # type: ignore[arg-type]
+    mean = dataclasses.replace(rule.mean, **changes)
+    return dataclasses.replace(rule, mean=mean), mean.start(federation.start())
 
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return tiny_federation(*PLAIN, "privacy.noise=1")
+    return shared_federation()
 
 
 def upload(federation: Federation, client: int, level: int, value: float) -> Upload:
@@ -45,9 +47,9 @@ def upload(federation: Federation, client: int, level: int, value: float) -> Upl
     return Upload(client, level, piece, {n: torch.full(piece.shapes[n], value) for n in names}, {}, 10, 1)
 
 
-def step(rule: PrivateMean, server: Server, uploads: list[Upload]) -> Tensors:
+def step(rule: ServerRule, server: Server, uploads: list[Upload]) -> Tensors:
     """How far a round moves the parameters."""
-    after = server.advance(rule.aggregate(server, [uploads]))
+    after = server.advance(rule.mean.aggregate(rule, server, [uploads]))
     return {name: after.shared[name] - server.shared[name] for name in server.layout.parameters}
 
 
@@ -58,12 +60,8 @@ def expected_holders(federation: Federation, name: str) -> torch.Tensor:
 
 def test_the_mean_by_hand(federation: Federation) -> None:
     """Levels of 4, 3 and 3 clients; 4 of 10 take part: 4 are expected where all hold, 1.2 where the largest do."""
-    rule, server = private(federation, noise=0.0, clip=1e9), federation.start()
-    moved = step(
-        rule,
-        dataclasses.replace(server, extra=rule.start(server).extra),
-        [upload(federation, 0, 0, 1.0), upload(federation, 9, 2, 2.0)],
-    )
+    rule, server = private(federation, noise=0.0, clip=1e9)
+    moved = step(rule, server, [upload(federation, 0, 0, 1.0), upload(federation, 9, 2, 2.0)])
     counts = sorted(
         {round(float(v), 6) for name in moved for v in set(expected_holders(federation, name).flatten().tolist())}
     )
@@ -76,8 +74,7 @@ def test_the_mean_by_hand(federation: Federation) -> None:
 
 
 def test_a_long_upload_is_shortened_as_a_whole(federation: Federation) -> None:
-    rule, server = private(federation, noise=0.0, clip=0.5), federation.start()
-    server = rule.start(server)
+    rule, server = private(federation, noise=0.0, clip=0.5)
     moved = step(rule, server, [upload(federation, 9, 2, 7.0)])
     total = sum(float((change * expected_holders(federation, n)).square().sum()) for n, change in moved.items())
     assert math.sqrt(total) == pytest.approx(0.5, rel=1e-5)
@@ -92,30 +89,24 @@ def test_a_long_upload_is_shortened_as_a_whole(federation: Federation) -> None:
 @given(st.integers(0, 2), st.floats(-1e6, 1e6), st.lists(st.floats(-10, 10), max_size=3))
 def test_no_client_moves_the_sums_by_more_than_the_bound(level: int, value: float, others: list[float]) -> None:
     """With the same noise: the sums with and without a client, whatever it sends and whoever else is there."""
-    federation = FEDERATION()
-    rule, server = private(federation, noise=1.0, clip=0.7), federation.start()
-    server = rule.start(server)
+    federation = shared_federation()
+    rule, server = private(federation, noise=1.0, clip=0.7)
     rest = [upload(federation, client, client % 3, each) for client, each in enumerate(others)]
     one, other = step(rule, server, rest), step(rule, server, [*rest, upload(federation, 9, level, value)])
     moved = sum(float(((other[n] - one[n]) * expected_holders(federation, n)).square().sum()) for n in one)
     assert math.sqrt(moved) <= 0.7 * (1 + 1e-3)
 
 
-def FEDERATION() -> Federation:
-    if not _made:
-        _made.append(tiny_federation(*PLAIN, "privacy.noise=1"))
-    return _made[0]
-
-
-_made: list[Federation] = []
+@functools.cache
+def shared_federation() -> Federation:
+    return tiny_federation(*PLAIN, "privacy.noise=1")
 
 
 @pytest.mark.parametrize("quantile", [None, 0.5])
 def test_the_noise_has_the_stated_scale_wherever_it_is(federation: Federation, quantile: float | None) -> None:
     """At positions that all, some and one class of clients hold, also if nobody of them came: z C over the holders."""
     z, c = 1.5, 0.3
-    rule = private(federation, noise=z, clip=c, quantile=quantile, count_noise=2.0)
-    server = rule.start(federation.start())
+    rule, server = private(federation, noise=z, clip=c, quantile=quantile, count_noise=2.0)
     draws: dict[float, list[torch.Tensor]] = {}
     for round_ in range(25):
         for name, change in step(rule, dataclasses.replace(server, round=round_), []).items():
@@ -157,10 +148,9 @@ def test_the_least_noise_for_a_budget() -> None:
 
 def test_the_bound_follows_a_quantile(federation: Federation) -> None:
     """Three of four expected uploads within the bound, no noise: C exp(-0.2 (1/2 + (3 - 4/2)/4 - 1/2)) = C e^-0.05."""
-    rule = private(federation, noise=0.0, clip=1.0, quantile=0.5, clip_rate=0.2)
-    server = rule.start(federation.start())
+    rule, server = private(federation, noise=0.0, clip=1.0, quantile=0.5, clip_rate=0.2)
     uploads = [upload(federation, k, 0, value) for k, value in enumerate((1e-6, 1e-6, 1e-6, 9.0))]
-    after = server.advance(rule.aggregate(server, [uploads]))
+    after = server.advance(rule.mean.aggregate(rule, server, [uploads]))
     assert float(after.extra[STATE]["clip"]) == pytest.approx(math.exp(-0.05))
 
 
@@ -176,6 +166,7 @@ def test_clients_take_part_by_themselves(federation: Federation) -> None:
     assert set(some) == set(cohorts[0]) & {1, 2, 3}  # who is away changes nothing for the others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["heteroavg+privacy", "incoavg+privacy", "allsmall+privacy", "heteroprox+privacy"])
 def test_a_run_ends_within_its_budget_and_resumes(method: str, tmp_path: Path) -> None:
     config = tiny_config(*PLAIN, f"method={method}", "privacy.epsilon=20", "rounds=4", "cohort=3")
@@ -196,6 +187,7 @@ def _model(result: incofl.Result) -> Tensors:
     return server.shared
 
 
+@pytest.mark.slow
 def test_a_spent_budget_stops_the_run(tmp_path: Path) -> None:
     config = tiny_config(*PLAIN, "privacy.epsilon=12", "privacy.noise=1.2", "rounds=40")
     result = incofl.run(config, tmp_path / "run", progress=False)
@@ -236,12 +228,33 @@ def test_what_would_break_it_is_refused(keys: list[str], message: str) -> None:
         tiny_federation(*PLAIN, *keys)
 
 
+@pytest.mark.slow
+def test_noise_and_cohorts_of_a_secret_number(tmp_path: Path) -> None:
+    """Two runs of one seed differ in both; a resumed one ends with the same bits as one that was not interrupted."""
+    config = tiny_config(*PLAIN, "privacy.noise=1", "privacy.secret=true", "rounds=3")
+    runs = [incofl.Run(config, tmp_path / str(at), progress=False) for at in range(2)]
+    for run in runs:
+        with run:
+            next(iter(run))
+    (one, other), (first, second) = (run.rows[0]["clients"] for run in runs), runs
+    name = min(first.server.layout.parameters)
+    assert one != other or not torch.equal(first.server.shared[name], second.server.shared[name])
+    assert first.server.extra[STATE]["seed"] != second.server.extra[STATE]["seed"]
+    shutil.copytree(tmp_path / "0", tmp_path / "copy")
+    ended = []
+    for folder in ("0", "copy"):
+        with incofl.Run(config, tmp_path / folder, progress=False, resume=True) as run:
+            ended.append([dict(row, seconds=0) for row in run])
+    assert len(ended[0]) == 2
+    assert ended[0] == ended[1]
+
+
 def test_it_is_an_object_too() -> None:
     method: Method = Privacy(noise=2.0).added_to(METHODS["heteroavg"])
-    assert isinstance(method.server, PrivateMean)
-    assert method.server.privacy.noise == 2
+    assert method.server.mean == Privacy(noise=2.0)
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_epsilon_costs(incofl: Shell) -> None:
     code, out, _ = incofl("plan", "--set", "cohort=4", "--set", "rounds=20", "--set", "split.levels=2", "--epsilon", 8)
     noise = noise_for(8, 1e-5, "poisson", 4, 20, 20)

@@ -56,6 +56,10 @@ def plan(
     )
     typer.echo("MACs of a forward pass of one example; bytes a round; memory of training, estimated")
     typer.echo(f"mean over the {sum(clients)} clients: {human(mean)} parameters")
+    if federation.method.server.mean.keeps_uploads:
+        sent = sum(cost.bytes_up * clients[cost.level] for cost in levels) / (sum(clients) or 1)
+        kept = human(round(resolved.cohort_size * sent), "B")
+        typer.echo(f"the server keeps the uploads of a round until the last has come: {kept}")
     for line in [] if epsilon is None else _privacy(resolved, federation, epsilon, delta):
         typer.echo(line)
     for line in [] if wanted.name in MODELS else describe(layout):

@@ -196,7 +196,7 @@ class Run:
         """Why there are no more rounds though the config has more."""
         if self.server.round >= self.config.rounds:
             return None
-        return self.federation.method.server.ended(self.server)
+        return self.federation.method.server.mean.ended(self.server, self.config.cohort_size)
 
     def _round(self) -> Row | None:
         """Makes a round and saves it; ``None`` if too few uploads came and it must be repeated."""

@@ -22,8 +22,8 @@ within the bound, less half of them, is released with noise of deviation s, and 
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -34,21 +34,20 @@ from torch import Tensor
 from incofl.aggregate import CoveredMean, spread
 from incofl.client import ClientRule, Setting, Upload
 from incofl.errors import ConfigError, needs_extra
-from incofl.method import Method, ServerRule
+from incofl.mean import Arrivals, Averages, Mean
+from incofl.method import ServerRule
 from incofl.options import options
 from incofl.seeds import Purpose, torch_rng
 from incofl.server import Changes, Server
-from incofl.tensors import Tensors, norm
-from incofl.transform import Context, Record, Stateless
-from incofl.upload import UploadStack
+from incofl.tensors import Tensors, length
 
-STATE = "privacy"  # the table of the server's extra state with the bound, and what was spent
+STATE = "privacy"  # the table of the server's extra state with the bound, and the seed of the noise
 Sampling = Literal["poisson", "fixed"]
 
 
 @options("privacy")
-class Privacy:
-    """Client-level differential privacy: what is sent back to clients, and released, hides who took part."""
+class Privacy(Mean):
+    """The sum of bounded uploads, with noise at every position, over public numbers of holders."""
 
     clip: Annotated[float, Gt(0)] = 1.0  # bound of the norm of an upload; with ``quantile``, the first one
     # multiplier of the noise, in units of the bound; left out, the least that keeps to ``epsilon`` over all rounds
@@ -58,11 +57,17 @@ class Privacy:
     # ``poisson``: each client takes part with the same probability, by itself; ``fixed``: cohorts of one size, which
     # costs more
     sampling: Sampling = "poisson"
+    # draw cohorts and noise from a random number of the server's own, which is in the checkpoint and nowhere else: what
+    # a real fleet needs, where clients know the seed; the run can be resumed, and not repeated
+    secret: bool = False
     quantile: Annotated[float, Gt(0), Lt(1)] | None = None  # of the norms that the bound follows; None: it is fixed
     clip_rate: Annotated[float, Gt(0)] = 0.2  # how fast it does
     # deviation of the noise on the number of uploads within the bound; left out, a twentieth of the cohort, and at
     # least the multiplier
     count_noise: Annotated[float, Gt(0)] | None = None
+
+    robust: ClassVar[bool] = True
+    confidential: ClassVar[bool] = True
 
     def for_fleet(self, cohort: int, clients: int, rounds: int) -> "Privacy":
         """These options with the noise that the budget allows, checked."""
@@ -77,126 +82,103 @@ class Privacy:
             raise ConfigError("privacy.noise: got 0, expected more: without noise nothing is private")
         least = self.count_noise
         if self.quantile is not None and least is not None and least <= noise / 2:
-            raise ConfigError(
-                f"privacy.count_noise: got {least:g}, expected more than half of the noise, {noise / 2:g}"
-            )
+            want = f"expected more than half of the noise, {noise / 2:g}"
+            raise ConfigError(f"privacy.count_noise: got {least:g}, {want}")
         return dataclasses.replace(self, noise=noise)
 
-    def added_to(self, method: Method) -> Method:
-        """The method with private means; refuses what would let more than the noisy sums depend on clients' data."""
-        server, client = method.server, method.client
+    @property
+    def poisson(self) -> bool:
+        return self.sampling == "poisson"
+
+    def seed(self, server: Server) -> int:
+        """The seed of cohorts and noise."""
+        return int(server.extra.get(STATE, {}).get("seed", server.seed))
+
+    def check(self, method: Any, setting: Setting) -> None:
+        """Refuses what would let more than the noisy sums depend on clients' data."""
+        server, layout = method.server, setting.layout
         uses = [
             (type(server) is not ServerRule or server.separate, "its server keeps more than one mean of all uploads"),
             (method.level == "largest-only", "some of the fleet never take part"),
-            (type(client).normaliser is not ClientRule.normaliser, "its mean depends on how long clients trained"),
+            (type(method.client).normaliser is not ClientRule.normaliser, "it depends on how long clients trained"),
             (method.split.window != "prefix", "it is not known in advance who holds which channel"),
         ]
         for wrong, why in uses:
             if wrong:
                 raise ConfigError(f"method: got {method.name}, expected a method whose mean is plain: {why}")
-        plain = {f.name: getattr(server, f.name) for f in dataclasses.fields(server)}
-        rule = PrivateMean(**plain, privacy=self)
-        return dataclasses.replace(method, server=rule, transforms=(Spent(), *method.transforms))
-
-
-@dataclass(frozen=True)
-class PrivateMean(ServerRule):
-    """The sum of bounded uploads, with noise at every position, over numbers that are public."""
-
-    privacy: Privacy = field(default_factory=Privacy)
-    confidential: ClassVar[bool] = True
-
-    @property
-    def poisson(self) -> bool:
-        return self.privacy.sampling == "poisson"
-
-    def check(self, setting: Setting) -> None:
-        if setting.layout.buffers:
-            some = sorted(setting.layout.buffers)[0]
+        if layout.buffers:
             hint = "take a model with group or layer norm"
+            some = min(layout.buffers)
             raise ConfigError(f"privacy: the model has statistics that no noise protects ({some}); {hint}")
-        if self.weighting != "uniform":
-            raise ConfigError(f"aggregate.weighting: got {self.weighting!r}, expected 'uniform' with privacy")
-        if self.squares:
-            raise ConfigError("coverage.kind: got 'signal', expected 'count' with privacy: it looks at every upload")
+        if server.weighting != "uniform":
+            raise ConfigError(f"aggregate.weighting: got {server.weighting!r}, expected 'uniform' with privacy")
+        super().check(method, setting)
 
     def start(self, server: Server) -> Server:
-        return dataclasses.replace(server, extra={**server.extra, STATE: {"clip": _number(self.privacy.clip)}})
+        seed = {"seed": torch.tensor(secrets.randbits(62))} if self.secret else {}
+        state = {"clip": _number(self.clip), **seed}
+        return dataclasses.replace(server, extra={**server.extra, STATE: state})
 
-    def ended(self, server: Server) -> str | None:
-        clients = sum(count for _, count in server.population.values())
-        if self.privacy.epsilon is None or self._epsilon(server.round + 1, clients) <= self.privacy.epsilon:
+    def ended(self, server: Server, cohort: int) -> str | None:
+        if self.epsilon is None or self._spent(server, cohort) <= self.epsilon:
             return None
-        return f"the privacy budget of epsilon = {self.privacy.epsilon:g} is spent"
+        return f"the privacy budget of epsilon = {self.epsilon:g} is spent"
 
-    def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
-        bound, within, total = float(server.extra[STATE]["clip"]), list[bool](), self.privacy.noise or 0.0
-        changes = super().aggregate(server, _clipped(arrivals, bound, within))
-        clients = sum(count for _, count in server.population.values())
-        rng, options = torch_rng(server.seed, Purpose.PRIVACY, server.round), self.privacy
-        state, deviation = {"clip": _number(bound)}, total
-        if options.quantile is not None:
-            count_noise = options.count_noise or max(self.cohort / 20, total)
-            deviation = (total**-2 - (2 * count_noise) ** -2) ** -0.5 if total else 0.0
-            disturbed = count_noise * float(torch.randn((), generator=rng)) if total else 0.0
-            share = 0.5 + (sum(within) - len(within) / 2 + disturbed) / self.cohort
-            state["clip"] = _number(bound * math.exp(-options.clip_rate * (share - options.quantile)))
-        values, weight = Tensors(), Tensors()
-        for name in sorted(server.layout.parameters):
-            held = [(slice_, float(n)) for slice_, n in server.population.values() if name in slice_.index]
-            if not held:
-                continue
-            expected = spread(server.layout, name, held) * (self.cohort / clients)  # holders in a cohort
-            noise = torch.randn(server.layout.shapes[name], generator=rng) * (deviation * bound)
-            if name in changes.shared.values:
-                noise += changes.shared.values[name] * changes.shared.weight[name].to(noise)
-            mean = noise / torch.where(expected > 0, expected, 1).to(noise)
-            values[name] = torch.where(expected > 0, mean, 0)
-            weight[name] = expected
-        if total:
-            state["epsilon"] = _number(self._epsilon(server.round + 1, clients))
-            state["noise"] = _number(total)
-        extra = {**changes.extra, STATE: state}
-        return dataclasses.replace(changes, shared=CoveredMean(values, weight), extra=extra, unit=1.0)
+    def aggregate(self, rule: Averages, server: Server, arrivals: Arrivals) -> Changes:
+        state = dict(server.extra[STATE])
+        bound, within, noise = float(state["clip"]), list[bool](), self.noise or 0.0
+        changes = rule.aggregate(server, _clipped(arrivals, bound, within))
+        rng = torch_rng(self.seed(server), Purpose.PRIVACY, server.round)
+        if self.quantile is not None:
+            count_noise = self.count_noise or max(rule.cohort / 20, noise)
+            disturbed = count_noise * float(torch.randn((), generator=rng)) if noise else 0.0
+            share = 0.5 + (sum(within) - len(within) / 2 + disturbed) / rule.cohort
+            state["clip"] = _number(bound * math.exp(-self.clip_rate * (share - self.quantile)))
+            noise = (noise**-2 - (2 * count_noise) ** -2) ** -0.5 if noise else 0.0
+        mean = _noisy(server, changes.shared, rule.cohort / _clients(server), noise * bound, rng)
+        spent = {"clip": bound, "noise": self.noise or 0.0}
+        spent |= {"epsilon": self._spent(server, rule.cohort)} if noise else {}
+        return dataclasses.replace(
+            changes, shared=mean, extra={**changes.extra, STATE: state}, unit=1.0, records={"privacy": {"spent": spent}}
+        )
 
-    def _epsilon(self, rounds: int, clients: int) -> float:
-        options = self.privacy
-        return epsilon_of(options.noise or 0.0, options.delta, options.sampling, self.cohort, clients, rounds)
+    def _spent(self, server: Server, cohort: int) -> float:
+        """What all rounds spend, with the next one."""
+        rounds = server.round + 1
+        return epsilon_of(self.noise or 0.0, self.delta, self.sampling, cohort, _clients(server), rounds)
 
 
-@dataclass(frozen=True)
-class Spent(Stateless):
-    """Records the bound of uploads and the epsilon that all rounds together have spent."""
+def _noisy(server: Server, mean: CoveredMean, share: float, deviation: float, rng: torch.Generator) -> CoveredMean:
+    """The noisy sums over the expected numbers of holders, which a share of the fleet has."""
+    values, weight = Tensors(), Tensors()
+    for name in sorted(server.layout.parameters):
+        held = [(slice_, float(n)) for slice_, n in server.population.values() if name in slice_.index]
+        if not held:
+            continue
+        weight[name] = expected = spread(server.layout, name, held) * share
+        noise = torch.randn(server.layout.shapes[name], generator=rng) * deviation
+        if name in mean.values:
+            noise += mean.values[name] * mean.weight[name].to(noise)  # the sum of what came
+        values[name] = torch.where(expected > 0, noise / torch.where(expected > 0, expected, 1).to(noise), 0)
+    return CoveredMean(values, weight)
 
-    name = "privacy"
 
-    def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
-        found = {name: float(value) for name, value in context.extra.get(STATE, {}).items()}
-        return update, state, {"spent": found} if found else {}
+def _clients(server: Server) -> int:
+    return sum(count for _, count in server.population.values())
 
 
 def _number(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-def _clipped(arrivals: Iterable[Sequence[Upload]], bound: float, within: list[bool]) -> Iterator[Sequence[Upload]]:
+def _clipped(arrivals: Arrivals, bound: float, within: list[bool]) -> Iterator[list[Upload]]:
     """The uploads, none longer than the bound; notes which were not longer before."""
     for uploads in arrivals:
-        if isinstance(uploads, UploadStack):
-            squares = sum(value.double().flatten(1).square().sum(1) for value in uploads.update.values())
-            lengths = [math.sqrt(float(square)) for square in torch.as_tensor(squares)]
-            factors = torch.tensor([min(1.0, bound / length) if length else 1.0 for length in lengths])
-            shrunk = {n: v * factors.view(-1, *[1] * (v.dim() - 1)).to(v) for n, v in uploads.update.items()}
-            within += [length <= bound for length in lengths]
-            yield dataclasses.replace(uploads, update=shrunk)
-            continue
         clipped = []
         for upload in uploads:
-            length = math.sqrt(math.fsum(norm(value.double()) ** 2 for value in upload.update.values()))
-            factor = min(1.0, bound / length) if length else 1.0
-            within.append(length <= bound)
-            shrunk = {name: value * factor for name, value in upload.update.items()}
-            clipped.append(dataclasses.replace(upload, update=shrunk) if factor < 1 else upload)
+            within.append((long := length(upload.update)) <= bound)
+            shrunk = {name: value * (bound / long) for name, value in upload.update.items()} if long > bound else {}
+            clipped.append(dataclasses.replace(upload, update=shrunk) if shrunk else upload)
         yield clipped
 
 
