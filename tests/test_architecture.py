@@ -19,6 +19,7 @@ ORDER = [
     ["upload"],
     ["client"],
     ["server"],
+    ["mean"],
     ["method"],
     ["methods", "models", "data"],
     ["config"],

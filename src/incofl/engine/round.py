@@ -25,7 +25,8 @@ from incofl.upload import UploadStack
 def run_round(server: Server, method: Method, jobs: Sequence[Job], executor: Executor, stats: "RoundStats") -> Server:
     """One round: train the slices of the cohort, covered mean per position, transforms (InCo), add to the server."""
     arrivals = stats.validated(executor.train(server, jobs))  # lazily: an upload is added up when it arrives
-    changes = method.server.aggregate(server, method.received(arrivals, server))
+    changes = method.aggregate(server, arrivals)
+    stats.records |= changes.records
     for transform in method.transforms:
         changes, stats.records[transform.name] = changes.transformed(transform, server)
     return server.advance(changes)

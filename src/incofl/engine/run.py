@@ -169,9 +169,12 @@ class Run:
     def _finish(self) -> None:
         """Writes the summary; an interruption may have come between a record and its checkpoint, or right after."""
         self.rows = self.folder.keep_rows(checkpoint_round(self.folder.checkpoint))
-        status = "done" if len(self.rows) == self.config.rounds else "interrupted"
+        status = "done" if len(self.rows) == self.config.rounds or self._stopped else "interrupted"
         task, levels = self.federation.task, self.federation.levels_in_use
         self._summary = summarise(self.rows, self.config.method, self.config.seed, task, levels, status)
+        if self._stopped:
+            self._summary["stopped"] = self._stopped
+            self._progress.noted(f"stopped after round {self.server.round}: {self._stopped}")
         write_json(self.folder.summary, self._summary)
         if self._trace.on:
             self._trace.save(self.folder.trace)
@@ -181,12 +184,19 @@ class Run:
         opened_here = not self._open
         self.__enter__()
         try:
-            while self.server.round < self.config.rounds:
+            while self.server.round < self.config.rounds and self._stopped is None:
                 if (row := self._round()) is not None:
                     yield row
         finally:
             if opened_here:
                 self.close()
+
+    @property
+    def _stopped(self) -> str | None:
+        """Why there are no more rounds though the config has more."""
+        if self.server.round >= self.config.rounds:
+            return None
+        return self.federation.method.server.mean.ended(self.server, self.config.cohort_size)
 
     def _round(self) -> Row | None:
         """Makes a round and saves it; ``None`` if too few uploads came and it must be repeated."""

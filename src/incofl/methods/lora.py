@@ -71,6 +71,8 @@ class AdapterRule(ServerRule):
 class FactorRule(AdapterRule):
     """A rule that looks at the factors of each client; what else is trained is averaged as usual."""
 
+    only_means = False
+
     def combine(self, old: Factors, mean: Factors, parts: Sequence[Factors]) -> Factors:
         """The new factors of an adapter, from those before the round, their covered mean, and those of its clients."""
         return mean
