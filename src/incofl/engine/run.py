@@ -187,6 +187,7 @@ class Run:
             while self.server.round < self.config.rounds and self._stopped is None:
                 if (row := self._round()) is not None:
                     yield row
+            self._check_accepted()
         finally:
             if opened_here:
                 self.close()
@@ -197,6 +198,13 @@ class Run:
         if self.server.round >= self.config.rounds:
             return None
         return self.federation.method.server.mean.ended(self.server, self.config.cohort_size)
+
+    def _check_accepted(self) -> None:
+        """Refuses to call a run done in which no client was ever of use."""
+        rejected = [refusal for row in self.rows for refusal in row["rejected"]]
+        if rejected and len(rejected) == sum(len(row["clients"]) for row in self.rows):
+            said = f"nothing was accepted in {len(self.rows)} round(s), so nothing was trained"
+            raise RunError(f"{self.folder.path}: {said}; the last reason: {rejected[-1]['reason']}")
 
     def _round(self) -> Row | None:
         """Makes a round and saves it; ``None`` if too few uploads came and it must be repeated."""
@@ -211,17 +219,25 @@ class Run:
             sent=server.shared,
             on_upload=self._progress.uploaded,
             on_accepted=functools.partial(store.keep, server.round),
+            validation=config.validation,
             trace=trace,
         )
         start = time.perf_counter()
         with trace.span("schedule"):
             jobs = federation.schedule(server.round, config.cohort_size, among, server)
-        advanced = run_round(server, federation.method, jobs, self._executor, stats)
+        server_before, advanced = server, run_round(server, federation.method, jobs, self._executor, stats)
         trace.add("mean, transforms", SERVER, stats.last_arrival, time.perf_counter())
         if not self._backend.suffices(server.round, stats):
             store.restore(remembered)
             return None
         server, row = self._evaluated(advanced, stats)
+        if stats.taken_back is None and _cannot_be_evaluated(row):
+            back, row_before = self._evaluated(dataclasses.replace(server_before, round=advanced.round), stats)
+            if not _cannot_be_evaluated(row_before):  # else it was so before, and says nothing of this round
+                server, row, stats.taken_back = back, row_before, "its test loss is not finite"
+        if stats.taken_back is not None:
+            row["taken_back"] = stats.taken_back
+            store.restore(remembered)
         row |= self._backend.observed() | {"seconds": round(time.perf_counter() - start, 3)}
         with trace.span("records, checkpoint"):
             self.folder.append(row)
@@ -258,6 +274,7 @@ class Run:
             "test_loss": _mean(by_metric.get("loss")),
             "clients": sorted(stats.clients),
             "rejected": stats.rejected,
+            **({"clipped": stats.clipped} if stats.clipped else {}),
             "bytes_up": stats.bytes_up,
             "bytes_down": stats.bytes_down,
             "seconds": 0.0,  # known when all is done
@@ -317,6 +334,11 @@ def _check_measured(records: RunFolder, server: Server, level: int) -> None:
     if level not in server.private:
         hint = f"load one of {sorted(server.private)}"
         raise RunError(f"{records.path}: nobody trains level {level}, {problem}; {hint}")
+
+
+def _cannot_be_evaluated(row: Row) -> bool:
+    """Whether a round was evaluated, and no level has a finite loss on the test set."""
+    return row["accuracy_by_level"] is not None and row["test_loss"] is None
 
 
 def _mean(values: list[float | None] | None) -> float | None:
