@@ -14,7 +14,7 @@ from pathlib import Path
 from incofl.statistics import plus_minus
 from incofl.studies.compare import markdown
 from incofl.studies.gains import DEVICES, Setting, gap_cell, gaps, losses, settings
-from incofl.studies.inco import PARTS, Part, load_part, page, read_csv
+from incofl.studies.inco import PARTS, Part, is_accuracy, load_part, page, read_csv
 
 RESULTS = Path(__file__).parent / "results"
 FLOOR = "identity + floor, by width"  # FedFloor
@@ -33,7 +33,7 @@ def found() -> Iterator[tuple[str, Part, Setting]]:
         path = RESULTS / f"inco-{letter}.csv"
         if path.exists():
             part = load_part(letter)
-            for setting in settings(read_csv(path)):
+            for setting in settings([row for row in read_csv(path) if is_accuracy(row.metric)]):
                 yield letter, part, setting
 
 

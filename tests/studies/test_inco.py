@@ -1,5 +1,6 @@
 """The study of InCo: what a device gets, who the best baseline is, and what is said about differences."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,13 @@ def test_verdicts() -> None:
     assert "level 1 minus largestonly" in text
     assert "+2.2 ± 0.7*" in lines["| ours"]
     assert "+1.2 ± 0.7" in lines["| ours"]
+
+
+def test_losses_are_recorded_but_not_compared() -> None:
+    rows = [*SEEDS, *(dataclasses.replace(row, metric="loss_unseen_clients") for row in SEEDS)]
+    assert tables(PART, rows) == tables(PART, SEEDS)
+    unseen = [dataclasses.replace(row, metric="accuracy_unseen_clients") for row in SEEDS]
+    assert "## here: accuracy_unseen_clients" in tables(PART, [*SEEDS, *unseen])
 
 
 def test_no_verdict_from_one_seed() -> None:
