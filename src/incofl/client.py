@@ -2,7 +2,8 @@
 
 import copy
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
@@ -10,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from incofl.anchor import SmallestPath
 from incofl.errors import ConfigError
@@ -24,6 +26,7 @@ from incofl.tensors import Inputs, Tensors, call, clone, difference
 from incofl.upload import Upload as Upload
 
 Batch = tuple[Any, Tensor]  # inputs and targets
+Computing = Callable[[], AbstractContextManager[Any]]  # makes the context of forward pass and loss: their precision
 SMALL = 2**18  # parameters of a model whose optimiser is kept between turns
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
@@ -260,6 +263,7 @@ def train(
     settings: LocalSettings,
     task: Task = CLASSIFICATION,
     smallest: SmallestPath | None = None,
+    computing: Computing = nullcontext,
 ) -> Upload:
     """One client's local training, of its model and perhaps of the ``smallest`` path in it."""
     trainee = model if isinstance(model, Trainee) else Trainee(model)
@@ -275,12 +279,14 @@ def train(
     for x, y in batches:
         if not (count := task.count(y)):
             continue  # nothing to learn from: the loss, a mean over nothing, would be NaN
-        loss = rule.loss(local, x, y)
+        with computing():  # anew for every batch: inside, torch keeps weights that it has converted
+            loss = rule.loss(local, x, y)
+            added = None if smallest is None else smallest.loss(model, task, x, y, local.steps)
         optimizer.zero_grad()
         if smallest is None:
             loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
         else:
-            loss = smallest.backward(loss, model, task, x, y, local.steps)
+            loss = smallest.backward(loss, added, model)
         rule.adjust(local)
         if settings.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters.values(), settings.max_grad_norm)
@@ -305,15 +311,28 @@ def train(
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, state: Tensors, batches: Iterable[Batch], task: Task = CLASSIFICATION) -> Score:
+def evaluate(
+    model: nn.Module,
+    state: Tensors,
+    batches: Iterable[Batch],
+    task: Task = CLASSIFICATION,
+    computing: Computing = nullcontext,
+) -> Score:
     """The totals of the task's metrics over all examples; no partial batch is dropped."""
     model.load_state_dict(state)
     model.eval()
-    return sum((task.score(call(model, x), y) for x, y in batches), Score())
+    score = Score()
+    for x, y in batches:
+        with computing():
+            output = call(model, x)
+        score += task.score(tree_map_only(Tensor, _without_bf16, output), y)
+    return score
 
 
 @torch.no_grad()
-def measure_buffers(model: nn.Module, state: Tensors, batches: Iterable[Inputs]) -> Tensors:
+def measure_buffers(
+    model: nn.Module, state: Tensors, batches: Iterable[Inputs], computing: Computing = nullcontext
+) -> Tensors:
     """Batch-norm statistics of a model as it is evaluated: plain means over the batches."""
     model.load_state_dict(state)
     model.eval()
@@ -324,10 +343,15 @@ def measure_buffers(model: nn.Module, state: Tensors, batches: Iterable[Inputs])
         norm.momentum = None
         norm.train()
     for x in batches:
-        call(model, x)
+        with computing():
+            call(model, x)
     for norm, momentum in momenta.items():
         norm.momentum = momentum
     return {name: buffer.cpu().clone() for name, buffer in changing_buffers(model, state).items()}
+
+
+def _without_bf16(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.bfloat16 else x  # which numpy, in somebody's metric, does not know
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -138,6 +138,9 @@ class EngineConfig:
     # a running Ray cluster: ``auto``, ``HOST:6379`` or ``ray://HOST:10001``; left out, Ray starts here
     address: str | None = None
     device: str = "cpu"  # torch device of the clients' training; devices other than ``cpu`` are untested
+    # of forward passes and losses, in training and evaluation: ``bf16`` is faster on processors with units for it, and
+    # refused on others; weights, updates, their sums and optimisers stay float32
+    precision: Literal["float32", "bf16"] = "float32"
     compile: bool = False  # ``torch.compile``: a minute per level and process, which hardly pays on a CPU
     # train clients of a level side by side, as one batched computation, where method and model can: much faster for
     # small models and few examples, equal to turns up to rounding; ``auto``: where that is faster (docs/speed.md)

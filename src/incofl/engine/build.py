@@ -140,8 +140,16 @@ def client_levels(config: Config, num_levels: int) -> ClientLevels:
     return ClientLevels.grouped(counts)
 
 
+BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")  # how the system calls them, the last on Arm
+
+
+def has_bf16(known: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor has units for bf16; without them it is slower than float32."""
+    return known.exists() and not set(BF16_UNITS).isdisjoint(known.read_text().split())
+
+
 def check_machine(config: Config) -> None:
-    """Refuses a torch device that cannot compute here, and ``engine.compile`` where there is no C++ compiler."""
+    """Refuses a device or precision that this machine has not, and ``engine.compile`` without a C++ compiler."""
     device, compilers = config.engine.device, [os.environ.get("CXX"), "g++", "clang++"]
     try:
         float(torch.zeros((), device=device))
@@ -149,6 +157,9 @@ def check_machine(config: Config) -> None:
         reason = str(problem).partition("\n")[0]
         want = f"expected a device of this machine such as cpu ({reason})"
         raise ConfigError(f"engine.device: got {device!r}, {want}") from None
+    if config.engine.precision == "bf16" and torch.device(device).type == "cpu" and not has_bf16():
+        want = f"expected float32: this processor has no units for it ({', '.join(BF16_UNITS)})"
+        raise ConfigError(f"engine.precision: got 'bf16', {want}")
     if config.engine.compile and not any(shutil.which(name) for name in compilers if name):
         want = "expected a C++ compiler on this machine: install g++ or leave it out"
         raise ConfigError(f"engine.compile: got true, {want}")
@@ -189,6 +200,7 @@ def outline(config: Config) -> Federation:
         seed=config.seed,
         device=config.engine.device,
         compile=config.engine.compile,
+        precision=config.engine.precision,
         vectorise=config.engine.vectorise,
         vectorise_clients=config.engine.vectorise_clients,
         measured=config.eval.measured,

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -73,6 +74,7 @@ class Federation:
     seed: int = 0  # of every random stream
     device: str = "cpu"
     compile: bool = False  # whether clients train compiled models
+    precision: str = "float32"  # of forward passes and losses; or ``bf16``
     vectorise: bool | str = False  # whether clients of a level train side by side; ``auto``: where it is faster
     vectorise_clients: int = 64  # how many at a time
     measured: int = 5000  # number of training examples on which static batch-norm statistics are measured
@@ -85,6 +87,12 @@ class Federation:
     def costs(self) -> list[Cost]:
         """The resources that each level needs."""
         return costs(self.model, self.splitter, self.local, self.method)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """The context in which forward passes and losses are computed; parameters and updates stay as they are."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16)
 
     def check(self) -> None:
         """Refuses a model, a task or clients that the method cannot be used for."""

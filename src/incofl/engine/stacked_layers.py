@@ -56,6 +56,7 @@ class OwnNorm(OwnLayer):
         mask = self.side.mask
         if mask is None or not self.training:
             return super().forward(x)  # type: ignore[no-any-return]  # that of batch norm
+        given, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))  # bf16 is too short for sums
         dims, shape = [0, *range(2, x.dim())], (1, -1, *[1] * (x.dim() - 2))
         kept = mask.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
         count = kept.sum() * (x[0, 0].numel())
@@ -70,7 +71,7 @@ class OwnNorm(OwnLayer):
         out: Tensor = centred * (var + layer.eps).rsqrt().view(shape)
         if layer.affine:
             out = out * layer.weight.view(shape) + layer.bias.view(shape)
-        return out
+        return out.to(given)
 
 
 class OwnDropout(OwnLayer):

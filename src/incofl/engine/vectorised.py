@@ -163,7 +163,10 @@ class Vectorised:
 
         self._side.sizes = step.sizes
         places = (0, 0, 0, 0, None if mask is None else 0, None if given.labels is None else 0)
-        with sdpa_kernel(SDPBackend.MATH):  # the other ways to compute attention cannot be batched
+        with (
+            self._federation.computing(),
+            sdpa_kernel(SDPBackend.MATH),
+        ):  # the other ways to compute attention cannot be batched
             losses: Tensor = vmap(loss, places, randomness="error")(leaves, buffers, step.x, step.y, mask, given.labels)
         return losses
 

@@ -143,7 +143,9 @@ class Worker:
         randomness = own_randomness(seed_of(f.seed, Purpose.LAYERS, job.round, job.client), f.device)
         watching = nullcontext() if smallest is None else smallest.watch(module)
         with one_thread(), randomness, watching:
-            upload = train(self.trainee(module), given, on_device, f.method.client, f.local, f.task, smallest)
+            upload = train(
+                self.trainee(module), given, on_device, f.method.client, f.local, f.task, smallest, f.computing
+            )
         return f.identified(upload, job)
 
     def _smallest(self, job: Job) -> SmallestPath | None:
@@ -169,7 +171,7 @@ class Worker:
         batches = ((self.input(module, x), y.to(f.device)) for x, y in eval_batches(examples, f.data.pipeline, size))
         # Compiling for another mode and batch size would take longer than an evaluation.
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
-            return evaluate(module, state, batches, f.task)
+            return evaluate(module, state, batches, f.task, f.computing)
 
     def measure(self, server: Server, level: int) -> Tensors:
         """Batch-norm statistics of a level's sub-model on a fixed sample of the training images."""
@@ -181,7 +183,7 @@ class Worker:
         module = self.module(level, server.round)
         batches = (self.input(module, f.data.pipeline.test(images.pick(part).x)) for part in parts)
         with one_thread(), torch.compiler.set_stance("force_eager") if f.compile else nullcontext():
-            return measure_buffers(module, state, batches)
+            return measure_buffers(module, state, batches, f.computing)
 
     def module(self, level: int, round: int, client: int | None = None) -> nn.Module:
         """The sub-model of a level, with the values of its last use; without a client, the one that is evaluated."""

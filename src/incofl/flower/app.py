@@ -179,13 +179,16 @@ class Node:
 
     def _prepared(self, order: Order, node: NodeConfig, context: Context) -> tuple[Config, Federation, Worker]:
         """What an order's turns are computed with: built once per process, not once per message."""
-        key, objects = (order.config, order.facts, node.data_root, node.device), self._objects
+        key, objects = (order.config, order.facts, node.data_root, node.device, node.precision), self._objects
         if self._own_data:
             objects = objects | {"data": self._data(context, json.loads(order.facts))}
         if self._built is None or self._built[0] != key:
             config = _agreed(order.config, objects)
             place = dataclasses.replace(config.data, root=node.data_root or config.data.root)
-            engine = dataclasses.replace(config.engine, device=node.device or config.engine.device)
+            ours = config.engine
+            engine = dataclasses.replace(
+                ours, device=node.device or ours.device, precision=node.precision or ours.precision
+            )
             config = dataclasses.replace(config, data=place, engine=engine)
             nobody = [torch.arange(0)] * config.num_clients if self._own_data else None
             federation = build(config, nobody, begun=True)  # without initial weights: the order brings the model

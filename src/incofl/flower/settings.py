@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt
 
@@ -53,6 +53,7 @@ class NodeConfig:
     state_dir: str | None = None  # a folder for what it remembers, so that it survives a restart
     data_root: str | None = None  # the folder of a built-in data set, instead of the server's data.root
     device: str | None = None  # torch device, instead of the server's engine.device
+    precision: Literal["float32", "bf16"] | None = None  # instead of the server's engine.precision
     num_partitions: Count | None = None  # set by Flower's simulation, and not used
 
 
