@@ -1,6 +1,8 @@
-"""Writes the table of arms of the study of all methods, with as many rounds of each as one budget of compute allows.
+"""The table of arms of the study of all methods, with as many rounds of each as one budget of compute allows.
 
 usage: python experiments/field/budget.py
+
+Writes table.toml, and costs.csv with what each method costs a client.
 
 A round costs, on average over cohorts, as many multiply-accumulates as its clients compute: the number of clients that
 take part, times the mean of the MACs of the levels that they train, as ``incofl plan`` counts them (exits, the smallest
@@ -9,6 +11,7 @@ see the same number of examples on average, and a step costs three forward passe
 budget of a column is what HeteroAvg spends in ``ROUNDS`` rounds; for both columns of ResNets, with levels of depth.
 """
 
+import csv
 import functools
 import math
 from pathlib import Path
@@ -18,8 +21,10 @@ import tomli_w
 
 from incofl.config import make_config
 from incofl.engine.build import outline
+from incofl.engine.federation import Federation
 
 TABLE = Path(__file__).parent / "table.toml"
+COSTS = Path(__file__).parent / "costs.csv"
 ROUNDS = 20  # of HeteroAvg
 EVALUATIONS = 6
 BASELINES = ["allsmall", "largestonly", "fedavg"]
@@ -82,14 +87,33 @@ def keys(column: str, method: str) -> list[str]:
 
 
 @functools.cache
+def planned(column: str, method: str) -> Federation:
+    return outline(make_config(BASE, keys(column, method)))
+
+
 def of_a_round(column: str, method: str) -> float:
     """The multiply-accumulates of the cohort of a round, for one example of each client, forward."""
-    config = make_config(BASE, keys(column, method))
-    federation = outline(config)
+    federation, cohort = planned(column, method), int(BASE["cohort"])
     held = [federation.levels[client] for client in range(len(federation.levels))]
     trained = [level for level in map(federation.trained, held) if level is not None]
     mean = sum(federation.costs[level].macs for level in trained) / len(trained)
-    return min(config.cohort_size, len(trained)) * mean
+    return min(cohort, len(trained)) * mean
+
+
+def costs() -> list[dict[str, Any]]:
+    """What each method costs a client of each level, and what its statistics are, as ``incofl plan`` has it."""
+    found = []
+    for column, methods in ARMS.items():
+        for method in dict.fromkeys(map(plain, methods)):
+            federation = planned(column, method)
+            keeps = bool(federation.method.client.memory(federation.model.layout))
+            names = {"column": column, "method": method, "statistics": federation.method.server.buffers, "keeps": keeps}
+            for name, held in (("smallest", 0), ("largest", len(federation.costs) - 1)):
+                if (level := federation.trained(held)) is not None:
+                    cost = federation.costs[level]
+                    sizes = {"bytes": cost.bytes_down + cost.bytes_up, "memory": cost.memory, "macs": cost.macs}
+                    found.append({**names, "level": name, **sizes})
+    return found
 
 
 def plain(method: str) -> str:
@@ -130,3 +154,7 @@ def table() -> str:
 
 if __name__ == "__main__":
     TABLE.write_text(table())
+    with COSTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(costs()[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(costs())
