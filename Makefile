@@ -55,6 +55,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/peers.py $(if $(ROOT),--root $(ROOT))
 	$(BIN)/python benchmarks/peers.py --small --clients 2000 --cohort 1000
 	$(BIN)/python benchmarks/small_clients.py
+	$(BIN)/python benchmarks/start.py
 
 clean:
 	rm -rf .venv

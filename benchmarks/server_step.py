@@ -3,7 +3,8 @@
 usage: python benchmarks/server_step.py [--repeats 15]
 
 One pass is a sum over all elements of the ten uploads: nothing that looks at every upload can be faster. The step is
-everything the server does with them: covered mean, InCo, and the new server model.
+everything the server does with them: covered mean, InCo, and the new server model; validation of the uploads and of the
+result is measured by itself.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import torch
 from measure import publish, seconds, spread, table
 
 from incofl.client import ClientInput, ClientRule, LocalSettings, Upload, train
+from incofl.engine.round import RoundStats
 from incofl.engine.worker import keep_freed_memory, one_thread
 from incofl.inco import InCo
 from incofl.method import ServerRule
@@ -50,6 +52,11 @@ class Step:
         changes = self.rule.aggregate(self.server, arrivals)
         changes, _ = changes.transformed(self.inco, self.server)
         return self.server.advance(changes)
+
+    def validated(self, arrivals: Sequence[Sequence[Upload]]) -> Server:
+        """One server step that believes no upload before it has looked at it, nor its own result."""
+        stats = RoundStats()
+        return stats.kept(self.server, self(stats.validated(iter(arrivals), self.server)))
 
     def one_pass(self) -> float:
         """What nothing that looks at every element can beat."""
@@ -97,15 +104,18 @@ def main() -> None:
         step(together)
     measured = [
         {"one pass": seconds(step.one_pass), **{key: seconds(functools.partial(step, a)) for key, a in ways}}
+        | {"validated": seconds(functools.partial(step.validated, one_by_one))}
         for ways in [(("together", together), ("one by one", one_by_one))] * repeats
     ]
     training = step.training()
     ratios = {key: [m[key] / m["one pass"] for m in measured] for key in ("together", "one by one")}
     share = [100 * m["one by one"] / training for m in measured]
+    validation = [100 * (m["validated"] - m["one by one"]) / training for m in measured]
     rows = [
         ["ten uploads that are there together, against one pass", spread(ratios["together"]), "at most 2.5"],
         ["the same, arriving one by one", spread(ratios["one by one"]), ""],
         ["share of a full-width round, in percent", spread(share), "at most 1"],
+        ["validation of uploads and result, in addition", spread(validation), "at most 2"],
         *([f"extra memory, cohort of {c}, in server models", f"{m:.2f}", "at most 2"] for c, m in memory.items()),
     ]
     threads = f"\nOne pass over {num_bytes_of(step) / 1e6:.0f} MB; {torch.get_num_threads()} threads.\n"

@@ -1,12 +1,26 @@
 """Exact counts of the paper's models, and the fit of models to devices."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from incofl.client import LocalSettings
-from incofl.costs import Cost, DeviceClass, activation_bytes, assign, costs, human, load_devices, parse_quantity
+from incofl.costs import (
+    Cost,
+    DeviceClass,
+    activation_bytes,
+    assign,
+    costs,
+    forward_costs_on,
+    human,
+    load_devices,
+    parse_quantity,
+)
 from incofl.errors import ConfigError
 from incofl.models import ModelOptions, make_model
 from incofl.split import make_splitter
@@ -77,6 +91,37 @@ def test_activation_estimate_equals_what_autograd_keeps() -> None:
         real.train()(torch.zeros(16, 1, 8, 8))
     measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     assert activation_bytes(model.template, model.example(16)) == pytest.approx(measured, rel=0.02)
+
+
+TEXTS = ModelOptions(shape=(12,), classes=20, vocabulary=20, sequence=True)
+
+
+@pytest.mark.parametrize("name", ["tiny-resnet", "tiny-mlp", "tiny-vit", "tiny-lstm", "tiny-transformer"])
+def test_counts_do_not_depend_on_the_device(name: str) -> None:
+    """On zeros and on the meta device, and as torch's own counter says, which looks at a real forward pass."""
+    model = make_model(name, TEXTS if name in ("tiny-lstm", "tiny-transformer") else ModelOptions(shape=(1, 8, 8)))
+    slice_ = make_splitter(model.layout, "hetero", [1.0]).slice(model.layout, 0)
+    macs, activations = forward_costs_on("cpu", model, slice_, 4)
+    assert (macs, activations) == forward_costs_on("meta", model, slice_, 4)
+    if name != "tiny-lstm":  # whose fused kernel it does not count
+        module, example = model.template.to_empty(device="cpu").eval(), model.example(1)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            module(torch.zeros(example.shape, dtype=example.dtype))  # type: ignore[union-attr]
+        assert macs == counter.get_total_flops() // 2
+
+
+@pytest.mark.slow
+def test_a_small_run_starts_without_a_compiler(tmp_path: Path) -> None:
+    """Its import, and that of sympy, would take longer than everything else but torch itself."""
+    script = f"""
+import sys, incofl
+with incofl.Run("demo", {str(tmp_path / "run")!r}, progress=False) as run:
+    jobs = run.federation.schedule(0, 1)
+    next(iter(incofl.engine.executor.InProcess(run.federation).train(run.server, jobs)))
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def cost(level: int, size: int) -> Cost:

@@ -12,7 +12,7 @@ larger levels add. A step costs the smallest model's forward and backward pass m
 level, which all clients measure, travel with every model.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import torch
@@ -46,6 +46,10 @@ class Anchor:
     def on(self) -> bool:
         """Whether it changes anything."""
         return bool(self.weight or self.distil)
+
+    def added_to(self, method: Any) -> Any:
+        """A method that is anchored."""
+        return replace(method, anchor=self)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """What a sub-model costs, R(M), and the largest one that each device of a fleet can afford: R(M_i) <= R_i."""
 
+import contextlib
 import functools
 import math
 import re
@@ -10,7 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from incofl.client import LocalSettings
 from incofl.config import read_toml
@@ -22,8 +26,12 @@ from incofl.split import RANK, Slice, Splitter, kept, submodel
 from incofl.tensors import Inputs, call, map_inputs, only
 
 PLAIN = Method("plain")
+# Parameters times elements of a batch up to which a forward pass on zeros takes a fraction of a second: less than the
+# imports of the meta device's kernels.
+QUICK = 2**34
 # The limits of a device, each with the units in which it can be written, and the decimal prefixes of units.
 _UNITS = {"memory": ("B",), "compute": ("MAC", "MACs"), "bandwidth": ("B",)}
+_SPEED = {"speed": ("MAC", "MACs", "MAC/s")}  # which limits nothing
 _SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 
@@ -82,16 +90,29 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
 
 
 def forward_costs(model: Model, slice_: Slice, batch_size: int) -> tuple[int, int]:
-    """The multiply-accumulates of one example, and the bytes that autograd keeps for the backward pass of a batch."""
-    module = submodel(model.template, model.layout, slice_).to("meta")
-    unroll(module)
-    one, batch = model.example(1), model.example(batch_size)
-    try:
-        with torch.device("meta"):  # for tensors that forward makes
-            return count_macs(module, one), activation_bytes(module, batch)
-    except Exception:  # it cannot run there: for example, forward looks at values
-        module = submodel(model.template, model.layout, slice_)
-        one, batch = (map_inputs(lambda x: torch.zeros_like(x, device="cpu"), inputs) for inputs in (one, batch))
+    """The multiply-accumulates of one example, and the bytes that autograd keeps for the backward pass of a batch.
+
+    Both follow from shapes alone: they are found on the meta device, or on zeros where that is quicker or the only way.
+    """
+    size = sum(math.prod(shape) for shape in slice_.shapes.values())
+    if size * sum(x.numel() for x in tree_leaves(model.example(batch_size))) > QUICK:
+        with contextlib.suppress(Exception):  # for example, forward looks at values
+            return forward_costs_on("meta", model, slice_, batch_size)
+    return forward_costs_on("cpu", model, slice_, batch_size)
+
+
+def forward_costs_on(device: str, model: Model, slice_: Slice, batch_size: int) -> tuple[int, int]:
+    """The same, found on a device: the meta device, or the CPU with the initial weights."""
+    module = submodel(model.template, model.layout, slice_)
+    if device == "cpu":
+        module.load_state_dict(slice_.take(model.initial))
+    unroll(module.to(device))
+    one, batch = (
+        map_inputs(lambda x: torch.zeros(x.shape, dtype=x.dtype, device=device), model.example(n))
+        for n in (1, batch_size)
+    )
+    # The device is for tensors that forward makes; fused attention would not be counted.
+    with torch.random.fork_rng(devices=[]), torch.device(device), sdpa_kernel(SDPBackend.MATH):
         return count_macs(module, one), activation_bytes(module, batch)
 
 
@@ -110,17 +131,30 @@ def method_bytes(model: Model, population: Population, level: int, method: Metho
 
 def count_macs(module: nn.Module, example: Inputs) -> int:
     """Counts the multiply-accumulates of convolutions and matrix products, attention included, in one forward pass."""
-    trained = [parameter for parameter in module.eval().parameters() if parameter.requires_grad]
-    module.requires_grad_(False)  # the counter expects none where a parameter is an argument of a module
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        call(module, example)
-    for parameter in trained:
-        parameter.requires_grad_()
-    return int(counter.get_total_flops()) // 2  # a multiplication and an addition each
+    counter = Counter()  # type: ignore[no-untyped-call]
+    with torch.no_grad(), counter:
+        call(module.eval(), example)
+    return counter.flops // 2  # a multiplication and an addition each
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+    """Counts operations by torch's own formulas, as its ``FlopCounterMode`` does, without the second that it takes."""
+
+    flops: int = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch.compile is imported, which is not used here
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if (formula := flop_registry.get(func.overloadpacket)) is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=made)
+        return made
 
 
 def unroll(module: nn.Module) -> None:
-    """Makes the LSTMs of a module on the meta device compute all positions at once: there only shapes matter."""
+    """Makes the LSTMs of a module compute all positions at once, for when only shapes matter."""
     for layer in module.modules():
         if isinstance(layer, nn.LSTM) and not layer.bidirectional and not layer.proj_size:
             layer.forward = functools.partial(_all_positions, layer)  # type: ignore[method-assign, assignment]  # of this object
@@ -130,7 +164,7 @@ def _all_positions(layer: nn.LSTM, x: Tensor, start: object = None) -> tuple[Ten
     time = x.dim() - 2 if layer.batch_first else 0
     for weights in layer.all_weights:
         inputs = x.flatten(0, -2)
-        before = inputs.new_empty(len(inputs), layer.hidden_size), inputs.new_empty(len(inputs), layer.hidden_size)
+        before = inputs.new_zeros(len(inputs), layer.hidden_size), inputs.new_zeros(len(inputs), layer.hidden_size)
         x = torch.lstm_cell(inputs, before, *weights)[0].view(*x.shape[:-1], -1)
     last = torch.stack([x.select(time, -1)] * layer.num_layers)  # states and cells have the same shape
     return x, (last, last)
@@ -161,6 +195,7 @@ class DeviceClass:
     memory: int | None = None  # bytes for training
     compute: int | None = None  # multiply-accumulates per example, forward
     bandwidth: int | None = None  # bytes per round, down and up together
+    speed: int | None = None  # multiply-accumulates per second; ``None``: as this machine
 
     def exceeded(self, cost: Cost) -> list[str]:
         """The limits that a sub-model exceeds, in words; none if R(M) <= R_i."""
@@ -198,19 +233,20 @@ def load_devices(path: Path) -> list[DeviceClass]:
 
 
 def _device(entry: Mapping[str, Any], where: str) -> DeviceClass:
-    if unknown := [key for key in entry if key not in ("name", "count", *_UNITS)]:
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r}{nearest(unknown[0], ('name', 'count', *_UNITS))}")
+    known = "name", "count", *_UNITS, *_SPEED
+    if unknown := [key for key in entry if key not in known]:
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}{nearest(unknown[0], known)}")
     name, count = entry.get("name"), entry.get("count")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{where}: name: got {name!r}, expected a string")
     if type(count) is not int or count < 1:  # True is an int, too
         raise ConfigError(f"{where} ({name}): count: got {count!r}, expected a whole number >= 1")
-    return DeviceClass(name, count, **read_limits(entry, f"{where} ({name})"))
+    return DeviceClass(name, count, **read_limits(entry, f"{where} ({name})", _UNITS | _SPEED))
 
 
-def read_limits(entry: Mapping[str, Any], where: str) -> dict[str, int]:
+def read_limits(entry: Mapping[str, Any], where: str, units: Mapping[str, tuple[str, ...]] = _UNITS) -> dict[str, int]:
     """The limits among some values, as numbers of bytes and multiply-accumulates."""
-    return {key: parse_quantity(entry[key], f"{where}: {key}", units) for key, units in _UNITS.items() if key in entry}
+    return {key: parse_quantity(entry[key], f"{where}: {key}", each) for key, each in units.items() if key in entry}
 
 
 def human(value: float, unit: str = "") -> str:

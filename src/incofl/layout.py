@@ -42,6 +42,7 @@ class Layout:
     kept_whole: Mapping[str, str] = field(default_factory=dict, compare=False)  # why an axis cannot be narrowed
     closing: Mapping[str, slice] = field(default_factory=dict)  # entries, and their rows, whose zeros close a block
     frozen: frozenset[str] = frozenset()  # never change (``requires_grad = False``): not trained, uploaded or sent
+    not_negative: frozenset[str] = frozenset()  # buffers that cannot be below 0: variances and counters of norm layers
     given: frozenset[str] = frozenset()  # only the server changes them: sent in every round, not trained or uploaded
     tied: Mapping[str, str] = field(default_factory=dict)  # names of the state that are the same tensor as an entry
     # For blocks that return a tuple, the place among the arguments of what each element is when the block is left out
@@ -77,6 +78,7 @@ class Layout:
             exits=dict(exits or {}),
             closing=dict(closing) if isinstance(closing, Mapping) else dict.fromkeys(closing, slice(None)),
             frozen=frozen,
+            not_negative=frozenset(_variances_and_counters(module) & state.keys()),
             tied=tied,
         )
 
@@ -172,9 +174,20 @@ def tied_names(module: nn.Module) -> dict[str, str]:
     return {name: first[id(value)] for name, value in named if first.setdefault(id(value), name) != name}
 
 
+def _norms(module: nn.Module) -> dict[str, nn.Module]:
+    return {name: m for name, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
+
+
+def _variances_and_counters(module: nn.Module) -> set[str]:
+    """The statistics of norm layers that cannot be below 0."""
+    return {
+        f"{name}.{key}".removeprefix(".") for name in _norms(module) for key in ("running_var", "num_batches_tracked")
+    }
+
+
 def frozen_norms(module: nn.Module) -> dict[str, nn.Module]:
     """The norm layers whose parameters are all frozen: their statistics are frozen, too."""
-    norms = {name: m for name, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
+    norms = _norms(module)
     trained = {name: {p.requires_grad for p in norm.parameters(recurse=False)} for name, norm in norms.items()}
     return {name: norm for name, norm in norms.items() if trained[name] == {False}}
 

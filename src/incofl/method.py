@@ -15,6 +15,7 @@ from incofl.anchor import SMALLEST, Anchor
 from incofl.client import ClientRule, Setting, Upload
 from incofl.errors import ConfigError
 from incofl.layout import Layout
+from incofl.mean import Mean
 from incofl.options import has_options
 from incofl.server import Changes, Population, Server
 from incofl.split import Levels, Slice, SplitRule
@@ -27,6 +28,7 @@ Weighting = Literal["uniform", "samples"]
 BufferPolicy = Literal["average", "per-level", "by-width", "static"]
 ROW_KEYS = frozenset({"round", "accuracy", "accuracy_by_level", "accuracy_on_nodes", "metrics", "loss", "test_loss"})
 ROW_KEYS |= {"clients", "nodes", "rejected", "bytes_up", "bytes_down", "seconds"}  # what a round records anyway
+ROW_KEYS |= {"clipped", "norms", "taken_back"}  # and what validation records, or keeps
 UploadTransform = Callable[[Upload, Context], Upload]  # may use the memory of the given upload
 
 
@@ -40,7 +42,10 @@ class ServerRule:
     separate: bool = False  # levels share nothing: the server keeps one whole model for each
     anchored: bool = False  # whether the smallest level has statistics of its own in any case, for all clients train it
     squares: bool = False  # whether the squares of updates are averaged, too, for transforms that need their spread
+    cohort: int = 1  # number of clients that take part in a round, or are expected to
+    mean: Mean = field(default_factory=Mean)  # how uploads become a mean
     sets_values: ClassVar[bool] = False  # whether its updates lead to certain values, so that none may be transformed
+    only_means: ClassVar[bool] = True  # whether it uses nothing of uploads but their means
 
     def check(self, setting: Setting) -> None:
         """Refuses a model or task that the method cannot be used for, with one clear line."""
@@ -59,7 +64,7 @@ class ServerRule:
 
     def weight(self, upload: Upload) -> float:
         """The weight of a client in the mean."""
-        return self._weight(upload.examples)
+        return upload.weight * self._weight(upload.examples)
 
     def _weight(self, examples: int) -> float:
         return float(examples) if self.weighting == "samples" else 1.0
@@ -120,7 +125,7 @@ class ServerRule:
         return server.extra
 
     def _sum(self, layout: Layout) -> Accumulator:
-        return Accumulator(layout, torch.float64 if self.precision == "float64" else torch.float32)
+        return self.mean.accumulator(layout, torch.float64 if self.precision == "float64" else torch.float32)
 
     def _keeps_buffers(self, level: int) -> bool:
         return self.buffers in ("per-level", "by-width") or (self.anchored and not level)
@@ -196,6 +201,7 @@ class Method:
             )
         self.client.check(setting)
         self.server.check(setting)
+        self.server.mean.check(self, setting)
         if self.anchor.on and self.split.window != "prefix":
             raise ConfigError(f"method: {self.name} moves what a level holds: there is no smallest path to anchor")
         if self.anchor.distil:
@@ -217,6 +223,10 @@ class Method:
         extra = self.server.extra_for_client(server, level)
         held = self.smallest_statistics(server.layout, server.population, level)
         return extra if held is None else extra | {SMALLEST + n: v for n, v in held.look(server.state(0)).items()}
+
+    def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
+        """What the uploads of a round do to the server, before update transforms."""
+        return self.server.mean.aggregate(self.server, server, self.received(arrivals, server))
 
     def received(self, arrivals: Iterable[Sequence[Upload]], server: Server) -> Iterator[Sequence[Upload]]:
         """The uploads as the server uses them."""

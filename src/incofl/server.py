@@ -28,6 +28,7 @@ class Changes:
     correction: Mapping[int, Tensors] = field(default_factory=dict)
     unit: float = 1.0  # mean weight of a client
     squares: Tensors = field(default_factory=dict)  # mean squares of the shared updates, if the server rule keeps them
+    records: Mapping[str, Record] = field(default_factory=dict)  # by name, what is recorded of how it was averaged
 
     def transformed(self, transform: UpdateTransform, server: "Server") -> tuple["Changes", Record]:
         """The changes with transformed updates, those of each level by themselves, and what the transform records."""

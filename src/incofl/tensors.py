@@ -53,6 +53,11 @@ def norm(tensor: Tensor) -> float:
     return math.sqrt(float(rows.reshape(len(rows), -1).square().sum(1).sum()))
 
 
+def length(a: Mapping[str, Tensor]) -> float:
+    """The norm of all entries together, as one vector; computed so that no square is too large."""
+    return math.sqrt(math.fsum(norm(value.double()) ** 2 for value in a.values()))
+
+
 def num_bytes(a: Mapping[str, Tensor]) -> int:
     """Bytes of the elements, as they would cross a network uncompressed."""
     return sum(value.nbytes for value in a.values())

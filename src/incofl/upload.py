@@ -1,13 +1,13 @@
 """What comes of clients' turns, in the coordinates of their slice: of one, or of several that trained side by side."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from incofl.split import Slice
-from incofl.tensors import Tensors
+from incofl.tensors import Tensors, clone
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Upload:
     memory: Tensors = field(default_factory=dict)  # stays with the client for its next turn; no server rule may read it
     labels: Tensor | None = None  # number of its examples of each class; none for tasks without classes
     normaliser: float = 1.0  # see ``ClientRule.normaliser``
+    weight: float = 1.0  # multiplies its weight in the mean; set by the server
     smallest: Tensors = field(default_factory=dict)  # statistics of the smallest path in it, where it is trained, too
 
 
@@ -73,3 +74,9 @@ class UploadStack(Sequence[Upload]):
             labels=None if self.labels is None else self.labels[at],
             normaliser=self.normalisers[at],
         )
+
+
+def kept(upload: Upload) -> Upload:
+    """An upload in memory of its own, which stays valid; without what the client remembers."""
+    tables: dict[str, Any] = {name: clone(getattr(upload, name)) for name in ("update", "buffers", "extra", "smallest")}
+    return replace(upload, memory={}, **tables)

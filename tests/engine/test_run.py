@@ -353,7 +353,8 @@ def test_provenance_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_diverging_run_writes_valid_json(tmp_path: Path) -> None:
     overrides = ("local.optimizer=sgd", "local.lr=1e30", "rounds=1")
-    incofl.run(tiny_config(*overrides), tmp_path)
+    with pytest.raises(RunError, match=r"nothing was accepted in 1 round\(s\), .*: client 0: .* lower local.lr"):
+        incofl.run(tiny_config(*overrides), tmp_path)
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     row = json.loads(line, parse_constant=lambda name: pytest.fail(name))
     reasons = [refusal["reason"] for refusal in row["rejected"]]

@@ -188,7 +188,7 @@ def test_values_out_of_bounds_are_refused_where_all_uploads_are(
     content[part][name] = Array(values)
     upload, _ = decode_reply(content, federation, JOB)
     stats = RoundStats()
-    assert list(stats.validated(iter([[upload]]))) == [[]]
+    assert list(stats.validated(iter([[upload]]), federation.start())) == [[]]
     assert words in str(stats.rejected[0]["reason"])
 
 

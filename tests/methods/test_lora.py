@@ -76,6 +76,16 @@ class Case:
         total: Tensor = sum(p * (b @ a) for p, (a, b) in zip(weights, self.factors(adapter), strict=True))  # type: ignore[assignment]
         return total / sum(weights)
 
+    def banded_product(self, adapter: Adapter, weights: Sequence[float]) -> Tensor:
+        """The sum over ranks of the mean of their products over those that hold them; what nobody holds stays."""
+        dense = torch.zeros(12, 12)
+        for rank in range(8):
+            held = [(p, a, b) for p, (a, b) in zip(weights, self.factors(adapter), strict=True) if rank < len(a)]
+            held = held or [(1, self.server.shared[adapter.a], self.server.shared[adapter.b])]
+            for p, a, b in held:
+                dense += p / sum(p for p, _, _ in held) * torch.outer(b[:, rank], a[rank])
+        return dense
+
     def after(self) -> Server:
         return self.server.advance(self.method.server.aggregate(self.server, [self.uploads]))
 
@@ -220,15 +230,7 @@ def test_raflora_weighs_each_band_over_its_holders() -> None:
         c = case("raflora", clients=clients)
         after = c.after().shared
         for adapter in c.adapters:
-            dense = torch.zeros(12, 12)
-            for rank in range(8):
-                held = [(p, a, b) for p, (a, b) in zip(weights, c.factors(adapter), strict=True) if rank < len(a)]
-                if not held:  # it stays
-                    held = [(1, c.server.shared[adapter.a], c.server.shared[adapter.b])]
-                total = sum(p for p, _, _ in held)
-                for p, a, b in held:
-                    dense += p / total * torch.outer(b[:, rank], a[rank])
-            u, s, v = torch.linalg.svd(dense)
+            u, s, v = torch.linalg.svd(c.banded_product(adapter, weights))
             assert close(after[adapter.b] @ after[adapter.a], u[:, :8] @ s[:8].diag() @ v[:8])
 
 
@@ -241,12 +243,37 @@ def test_flora_and_fedex_are_the_dense_mean_of_products(name: str, levels: tuple
     after, scale = c.after().shared, Lora().scale(8)
     assert c.layout.given == {adapter.base for adapter in c.adapters}
     for adapter in c.adapters:
-        dense = c.server.shared[adapter.base] + scale * c.mean_product(adapter, WEIGHTS)
+        product = (c.banded_product if name == "fedex" else c.mean_product)(adapter, WEIGHTS)
+        dense = c.server.shared[adapter.base] + scale * product
         assert close(after[adapter.base] + scale * after[adapter.b] @ after[adapter.a], dense)
         if name == "flora":
             assert not after[adapter.b].any()
             assert 0.9 / math.sqrt(12) < float(after[adapter.a].abs().max()) <= 1 / math.sqrt(12)
     assert all(torch.equal(after[name], c.server.shared[name]) for name in c.layout.frozen)
+
+
+@pytest.mark.parametrize("clients", [(0, 1, 1, 2), (0, 1)])
+@pytest.mark.parametrize("name", ["covered", "raflora", "fedex", "ffa", "rolora"])
+def test_where_nobody_learns_the_model_stays(name: str, clients: tuple[int, ...]) -> None:
+    """Else what few clients hold, or nobody in this round, would fade away or blow up round after round."""
+    c = case(name, clients=clients)
+    c.uploads = [dataclasses.replace(u, update={n: 0 * x for n, x in u.update.items()}) for u in c.uploads]
+    before, after, scale = c.server.shared, c.after().shared, Lora().scale(8)
+    for adapter in c.adapters:
+        whole = [state[adapter.base] + scale * state[adapter.b] @ state[adapter.a] for state in (before, after)]
+        assert close(*whole)
+        assert name == "raflora" or close(before[adapter.base], after[adapter.base])
+
+
+@pytest.mark.parametrize("name", ["hetlora", "flexlora", "flora"])
+def test_rules_that_count_missing_ranks_as_zeros_shrink_them(name: str) -> None:
+    """As published: the part of a product that a client does not hold is 0 in the mean."""
+    c = case(name)
+    c.uploads = [dataclasses.replace(u, update={n: 0 * x for n, x in u.update.items()}) for u in c.uploads]
+    before, after, scale = c.server.shared, c.after().shared, Lora().scale(8)
+    for adapter in c.adapters:
+        whole = [state[adapter.base] + scale * state[adapter.b] @ state[adapter.a] for state in (before, after)]
+        assert not close(*whole, 0.1)
 
 
 @pytest.mark.parametrize(("name", "round"), [("ffa", 0), ("ffa", 1), ("rolora", 0), ("rolora", 1)])

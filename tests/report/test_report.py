@@ -102,6 +102,28 @@ def test_a_comparison_is_grouped_by_config(runs: Path) -> None:
     assert '<th scope="row">method</th><td>heteroavg</td><td>incoavg</td>' in text
 
 
+def test_the_page_opens_with_the_answer(tmp_path: Path) -> None:
+    """All levels are equal here: 62 and 64 against 60 and 61 is +2.5, ± 12.7 * 0.5 with two seeds."""
+    for method, values in {"allsmall": (0.60, 0.61), "heteroavg": (0.62, 0.64)}.items():
+        for seed, value in enumerate(values):
+            folder_of(tmp_path / f"{method}-{seed}", [0.1, value], f"method={method}", f"seed={seed}", "rounds=2")
+    words, lines = tables.verdict(read_groups([tmp_path]))
+    assert words.startswith(
+        "No method is seen to be better than allsmall: heteroavg has 63.0 % in the mean over devices"
+    )
+    assert "+2.5 ± 6.4 points" in words
+    assert [line.cells["method"] for line in lines] == ["heteroavg"]
+    text = markup(make_page(read_groups([tmp_path])))
+    assert text.index(f'<p class="answer">{words}</p>') < text.index('<h2 id="results">')
+    other = folder_of(tmp_path / "other", [0.1, 0.2], "method=heteroavg", "data.clients=9", "rounds=2")
+    assert tables.verdict(read_groups([tmp_path, other])) == ("", [])  # another fleet
+
+
+def test_there_is_no_answer_without_baselines(runs: Path) -> None:
+    assert tables.verdict(read_groups([runs])) == ("", [])
+    assert 'class="answer"' not in markup(make_page(read_groups([runs])))
+
+
 def drawn(page: str, folder: Path) -> dict[str, Any]:
     """What the page's own script asks plotly.js to draw, and the tables that it makes of the figures."""
     if shutil.which("node") is None:

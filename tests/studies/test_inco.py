@@ -1,5 +1,6 @@
 """The study of InCo: what a device gets, who the best baseline is, and what is said about differences."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import tomli_w
 
 from incofl.engine.progress import Progress
 from incofl.errors import ConfigError
-from incofl.studies.gains import DEVICES, Evaluation, gaps, settings
+from incofl.studies.gains import DEVICES, Evaluation, answer, gaps, settings
 from incofl.studies.inco import PARTS, Part, collect, load_part, read_csv, tables, unrecorded, write_csv
 from incofl.studies.reproduce import Scale, Study, arms_of, cells, run_table
 from tests.shell import Shell
@@ -184,10 +185,50 @@ def test_verdicts() -> None:
     assert "+1.2 ± 0.7" in lines["| ours"]
 
 
+def test_losses_are_recorded_but_not_compared() -> None:
+    rows = [*SEEDS, *(dataclasses.replace(row, metric="loss_unseen_clients") for row in SEEDS)]
+    assert tables(PART, rows) == tables(PART, SEEDS)
+    unseen = [dataclasses.replace(row, metric="accuracy_unseen_clients") for row in SEEDS]
+    assert "## here: accuracy_unseen_clients" in tables(PART, [*SEEDS, *unseen])
+
+
 def test_no_verdict_from_one_seed() -> None:
     """An interval that is unknown shows nothing."""
     text = tables(PART, [row for row in SEEDS if row.seed == 0])
     assert "| yes |" not in text
+
+
+def said(**arms: list[tuple[float | None, ...]]) -> str:
+    """The answer about some arms, with the baselines of above."""
+    known = {name: ARMS[name] for name in PART.baselines} | arms
+    rows = [evaluation(arm, seed, 1, *levels) for arm, runs in known.items() for seed, levels in enumerate(runs)]
+    return answer(settings(rows)[0], PART.baselines)
+
+
+def test_the_answer_in_words() -> None:
+    """Half of the devices are small: ours minus allsmall is 6.5, 4, 3.5 in the mean over devices, t with 2: ± 4.0."""
+    text = said(ours=ARMS["ours"], heteroavg=ARMS["heteroavg"])
+    assert text.startswith("Use ours: ")
+    assert "+4.7 ± 4.0 points against the best baseline, allsmall. No level is worse off" in text
+    alone = said(poor=[(50.0, 60.0), (52.0, 58.0), (51.0, 57.0)])
+    assert alone.startswith("Use allsmall: the best of the other methods, poor, has ")
+    assert "level 0 (-10.0 ± 0.0 against allsmall); level 1 (-8.7 ± 2.9 against largestonly)" in alone
+
+
+def test_a_method_without_losers_is_preferred_to_one_with_a_higher_mean() -> None:
+    greedy: list[tuple[float | None, ...]] = [(59.0, 99.0), (61.0, 98.0), (60.0, 97.0)]
+    assert said(ours=ARMS["ours"], greedy=greedy).startswith("Use ours: ")
+    assert said(greedy=greedy).startswith("Use greedy: ")
+    assert "level 0 (-1.0 ± 0.0 against allsmall)" in said(greedy=greedy)
+
+
+def test_what_cannot_be_seen_is_called_inconclusive() -> None:
+    noisy: list[tuple[float | None, ...]] = [(61.0, 70.0), (60.0, 68.0), (63.0, 69.0)]
+    assert "inconclusive (could have seen " in said(noisy=noisy)
+    assert said(noisy=noisy).startswith("No method is seen to be better than allsmall: noisy has ")
+    (one,) = settings([row for row in SEEDS if row.seed == 0])
+    assert "One seed cannot say how sure that is" in answer(one, PART.baselines)
+    assert answer(one, []) == ""
 
 
 def test_from_the_command_line(incofl: Shell, tmp_path: Path) -> None:

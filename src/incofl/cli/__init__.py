@@ -10,6 +10,7 @@ import typer
 from click import ClickException
 
 import incofl
+from incofl.cli.advise import advise
 from incofl.cli.analyze import analyze
 from incofl.cli.arguments import show_help
 from incofl.cli.compare import compare
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, plan, analyze, report, reproduce):
+for command in (run, advise, compare, plan, analyze, report, reproduce):
     app.command()(command)
 app.command("list")(list_)
 app.command("export-adapter")(export_adapter)

@@ -20,6 +20,7 @@ def compare(
     seeds: Annotated[str, typer.Option(metavar="S,T,...", help="Seeds; every method runs each.")] = "0,1,2",
     model: arg.Model = None,
     set_: arg.Set = None,
+    devices: arg.Devices = None,
     out: Annotated[Path, arg.out("DIR", "Folder for the run folders and the tables.")] = Path("runs/comparison"),
     jobs: arg.Jobs = 1,
     quiet: arg.Quiet = False,
@@ -30,7 +31,9 @@ def compare(
     The table is also written to DIR as Markdown, CSV and JSON.
     """
     from incofl.cli.display import RunDisplay, print_table
+    from incofl.costs import load_devices
     from incofl.methods import BASELINES
+    from incofl.studies.advise import clients_of, place
     from incofl.studies.compare import CAPTION, compare, table
     from incofl.studies.gains import GAP
 
@@ -39,10 +42,18 @@ def compare(
         raise ConfigError(f"--methods: got {methods!r}, expected names such as heteroavg,incoavg")
     names += [name for name in BASELINES if baselines and name not in names]
     overrides = arg.overrides(set_, model=model)
+    if devices is not None:
+        federations, fleet = place(config, load_devices(devices), overrides=overrides, methods=names)
+        overrides += clients_of(fleet, len(federations[names[0]].costs))
+        for each in fleet:
+            if each.level is None:
+                typer.echo(f"left out: {each.device.count} {each.device.name}, {each.why}", err=True)
     with RunDisplay(quiet, len(names) * len(numbers)) as display:
         results = compare(names, config, out, seeds=numbers, jobs=jobs, overrides=overrides, progress=display.watch)
     unit = " in percent" if results[0].percent else ""
     title = f"test {results[0].metric}{unit}, {len(numbers)} seed(s), {results[0].measure}"
+    if results.answer:
+        typer.echo(results.answer)
     print_table(table(results), title)
     typer.echo(CAPTION)
     if results.gains:

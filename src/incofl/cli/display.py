@@ -89,7 +89,7 @@ class RunDisplay(Lines):
         self._live.update(self._rounds_bar, completed=row["round"], note=self.note(row))
         self._live.update(self._clients, completed=0, note="")
         self._live.refresh()  # every round is seen, however short
-        if not self._console.is_terminal or row["rejected"]:
+        if not self._console.is_terminal or row.keys() & {"clipped", "taken_back"} or row["rejected"]:
             super().finished_round(row)
 
     def print_result(self, result: Result) -> None:

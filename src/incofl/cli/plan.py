@@ -1,12 +1,16 @@
 """The command ``incofl plan``: what each level costs, and which level each class of devices trains."""
 
 import json
-from dataclasses import asdict
-from typing import Annotated
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import incofl.cli.arguments as arg
+
+if TYPE_CHECKING:
+    from incofl.config import Config
+    from incofl.engine.federation import Federation
 
 
 def plan(
@@ -16,6 +20,8 @@ def plan(
     set_: arg.Set = None,
     devices: arg.Devices = None,
     ignore_limits: arg.IgnoreLimits = False,
+    epsilon: Annotated[float | None, typer.Option(metavar="E", help="Say what privacy of this epsilon costs.")] = None,
+    delta: Annotated[float, typer.Option(metavar="D", help="Delta of that privacy.")] = 1e-5,
     as_json: Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")] = False,
 ) -> None:
     """Show what each level costs, and which level fits which device. Needs no data files.
@@ -50,6 +56,12 @@ def plan(
     )
     typer.echo("MACs of a forward pass of one example; bytes a round; memory of training, estimated")
     typer.echo(f"mean over the {sum(clients)} clients: {human(mean)} parameters")
+    if federation.method.server.mean.keeps_uploads:
+        sent = sum(cost.bytes_up * clients[cost.level] for cost in levels) / (sum(clients) or 1)
+        kept = human(round(resolved.cohort_size * sent), "B")
+        typer.echo(f"the server keeps the uploads of a round until the last has come: {kept}")
+    for line in [] if epsilon is None else _privacy(resolved, federation, epsilon, delta):
+        typer.echo(line)
     for line in [] if wanted.name in MODELS else describe(layout):
         typer.echo(line)
     for line in notes:
@@ -68,3 +80,22 @@ def plan(
         lines = [line[:-1] for line in lines]
     print_table(lines, f"the level that each device class trains with {resolved.method}")
     typer.echo(f"to run it: incofl run ... --devices {devices}{' --ignore-limits' * ignore_limits}")
+
+
+def _privacy(config: "Config", federation: "Federation", epsilon: float, delta: float) -> list[str]:
+    """The noise that a budget needs, and what it does to the mean where few clients hold a position."""
+    from incofl.methods.privacy import Privacy
+
+    cohort, clients = config.cohort_size, config.num_clients
+    options = config.methods.get("privacy", Privacy())
+    noise = replace(options, noise=None, epsilon=epsilon, delta=delta).for_fleet(cohort, clients, config.rounds).noise
+    lines = [
+        f"epsilon {epsilon:g} at delta {delta:g} over {config.rounds} rounds of {cohort} of {clients} clients: "
+        f"noise multiplier {noise:.3g} (privacy.noise)"
+    ]
+    counts = federation.clients_by_level
+    for level in federation.levels_in_use:
+        holders = cohort * sum(counts[level:]) / clients
+        what = f"positions from level {level} on" if level else "positions that all hold"
+        lines.append(f"  {what}: {holders:.3g} holders a round, noise of a mean {noise / holders:.3g} bounds")
+    return lines

@@ -114,7 +114,7 @@ def resolve(config: Config) -> Config:
         local=_for_run(config.local, config),
         aggregate=replace(config.aggregate, weighting=_auto(config.aggregate.weighting, method.server.weighting)),
         buffers=_auto(config.buffers, method.server.buffers),
-        methods=_options(config, method),
+        methods={k: _for_fleet(v, config, clients) for k, v in _options(config, method).items()},
     )
 
 
@@ -134,6 +134,14 @@ def _auto(value: Any, default: Any) -> Any:
 def _for_run(options: Any, config: Config) -> Any:
     """Options with what follows from the number of rounds and epochs."""
     return options.for_run(config.rounds, config.local.epochs) if hasattr(options, "for_run") else options
+
+
+def _for_fleet(options: Any, config: Config, clients: int) -> Any:
+    """Options with what follows from the number of clients that take part."""
+    if not hasattr(options, "for_fleet"):
+        return options
+    cohort = config.cohort if config.cohort >= 1 else max(1, round(config.cohort * clients))
+    return options.for_fleet(int(cohort), clients, config.rounds)
 
 
 def _options(config: Config, method: Method) -> dict[str, Any]:

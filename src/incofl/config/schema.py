@@ -111,6 +111,20 @@ class AggregateConfig:
     precision: Literal["float32", "float64"] = "float32"  # dtype of the running sums
 
 
+@options("validation")
+class ValidationConfig:
+    """What the server accepts of clients, in addition to exact names, shapes and types, and finite values."""
+
+    # an update whose norm is out of scale is made shorter (``clip``), or its upload refused (``reject``); ``off``:
+    # neither. Batch-norm statistics out of scale are always refused, unless it is ``off``
+    norm: Literal["clip", "reject", "off"] = "clip"
+    # out of scale is more than this many times the running median of the client's level, and in proportion more for a
+    # client with more steps. Honest updates stay below a third of it (docs/trust.md), and one client of a cohort of
+    # eight cannot move the model by much more than an honest round does
+    multiple: Annotated[float, Gt(1)] = 10.0
+    least: Count = 1  # valid uploads that a round needs; with fewer, the model stays as it was
+
+
 @options("engine")
 class EngineConfig:
     """Where turns are computed."""
@@ -182,6 +196,7 @@ class Config:
     split: SplitConfig = field(default_factory=SplitConfig)
     local: LocalSettings = field(default_factory=LocalSettings)
     aggregate: AggregateConfig = field(default_factory=AggregateConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     record: RecordConfig = field(default_factory=RecordConfig)

@@ -86,6 +86,7 @@ def build_method(config: Config) -> Method:
         precision=aggregate.precision,
         buffers=config.buffers,
         anchored=method.anchor.on and config.buffers != "static",
+        cohort=config.cohort_size,
         squares=any(getattr(transform, "needs_squares", False) for transform in method.transforms),
     )
     return dataclasses.replace(method, server=server)

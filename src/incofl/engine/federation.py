@@ -90,12 +90,16 @@ class Federation:
         """Refuses a model, a task or clients that the method cannot be used for."""
         buffers = self.method.server.buffers
         example = self.model.example(2)
+        if self.method.server.mean.confidential and (self.open or (self.growth and self.growth.opens is None)):
+            key, got = ("flower", "an open fleet") if self.open else ("split.grow", "'plateau'")
+            want = f"expected what is known before the first round, with {self.method.name}"
+            raise ConfigError(f"{key}: got {got}, {want}")
         self.method.check(Setting(self.model.template, example, self.model.layout, self.task, buffers, self.compile))
 
     def start(self) -> Server:
         """The server before the first round."""
         server = Server(self.model.layout, self.model.initial, population=self.population, seed=self.seed)
-        return self.method.server.start(server)
+        return self.method.server.mean.start(self.method.server.start(server))
 
     @property
     def population(self) -> dict[int, tuple[Slice, int]]:
@@ -238,7 +242,12 @@ class Federation:
         clients: Sequence[int] = range(len(self.levels)) if among is None else among
         if self.method.level == "largest-only":
             clients = [client for client in clients if self.levels[client] == len(self.splitter.depths) - 1]
-        rng = numpy_rng(self.seed, Purpose.COHORT, round)
+        mean = self.method.server.mean
+        rng = numpy_rng(self.seed if server is None else mean.seed(server), Purpose.COHORT, round)
+        if mean.confidential:  # drawn from all: who is away changes nothing for the others
+            n = len(self.levels)
+            found = np.flatnonzero(rng.random(n) < size / n) if mean.poisson else rng.choice(n, size, replace=False)
+            return self.jobs(sorted(set(found.tolist()).intersection(clients)), round, server)
         drawn = [clients[at] for at in rng.choice(len(clients), min(size, len(clients)), replace=False, shuffle=False)]
         return self.jobs(drawn, round, server)
 

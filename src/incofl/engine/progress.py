@@ -63,6 +63,11 @@ class Lines(Progress):
         self.say(f"round {count}  {self.note(row)}  {row['seconds']:.1f} s")
         for refusal in row["rejected"]:
             self.say(f"  rejected: {refusal['reason']}")
+        for clip in row.get("clipped", ()):
+            norms = f"from {clip['norm']:.2g} to {clip['bound']:.2g}"
+            self.say(f"  clipped: client {clip['client']}: its {clip['part']}, {norms}")
+        if "taken_back" in row:
+            self.say(f"  the model stays as it was: {row['taken_back']}")
 
     def note(self, row: Row) -> str:
         """Returns the metric and the loss of a round."""

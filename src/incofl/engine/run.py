@@ -169,9 +169,12 @@ class Run:
     def _finish(self) -> None:
         """Writes the summary; an interruption may have come between a record and its checkpoint, or right after."""
         self.rows = self.folder.keep_rows(checkpoint_round(self.folder.checkpoint))
-        status = "done" if len(self.rows) == self.config.rounds else "interrupted"
+        status = "done" if len(self.rows) == self.config.rounds or self._stopped else "interrupted"
         task, levels = self.federation.task, self.federation.levels_in_use
         self._summary = summarise(self.rows, self.config.method, self.config.seed, task, levels, status)
+        if self._stopped:
+            self._summary["stopped"] = self._stopped
+            self._progress.noted(f"stopped after round {self.server.round}: {self._stopped}")
         write_json(self.folder.summary, self._summary)
         if self._trace.on:
             self._trace.save(self.folder.trace)
@@ -181,12 +184,27 @@ class Run:
         opened_here = not self._open
         self.__enter__()
         try:
-            while self.server.round < self.config.rounds:
+            while self.server.round < self.config.rounds and self._stopped is None:
                 if (row := self._round()) is not None:
                     yield row
+            self._check_accepted()
         finally:
             if opened_here:
                 self.close()
+
+    @property
+    def _stopped(self) -> str | None:
+        """Why there are no more rounds though the config has more."""
+        if self.server.round >= self.config.rounds:
+            return None
+        return self.federation.method.server.mean.ended(self.server, self.config.cohort_size)
+
+    def _check_accepted(self) -> None:
+        """Refuses to call a run done in which no client was ever of use."""
+        rejected = [refusal for row in self.rows for refusal in row["rejected"]]
+        if rejected and len(rejected) == sum(len(row["clients"]) for row in self.rows):
+            said = f"nothing was accepted in {len(self.rows)} round(s), so nothing was trained"
+            raise RunError(f"{self.folder.path}: {said}; the last reason: {rejected[-1]['reason']}")
 
     def _round(self) -> Row | None:
         """Makes a round and saves it; ``None`` if too few uploads came and it must be repeated."""
@@ -201,17 +219,25 @@ class Run:
             sent=server.shared,
             on_upload=self._progress.uploaded,
             on_accepted=functools.partial(store.keep, server.round),
+            validation=config.validation,
             trace=trace,
         )
         start = time.perf_counter()
         with trace.span("schedule"):
             jobs = federation.schedule(server.round, config.cohort_size, among, server)
-        advanced = run_round(server, federation.method, jobs, self._executor, stats)
+        server_before, advanced = server, run_round(server, federation.method, jobs, self._executor, stats)
         trace.add("mean, transforms", SERVER, stats.last_arrival, time.perf_counter())
         if not self._backend.suffices(server.round, stats):
             store.restore(remembered)
             return None
         server, row = self._evaluated(advanced, stats)
+        if stats.taken_back is None and _cannot_be_evaluated(row):
+            back, row_before = self._evaluated(dataclasses.replace(server_before, round=advanced.round), stats)
+            if not _cannot_be_evaluated(row_before):  # else it was so before, and says nothing of this round
+                server, row, stats.taken_back = back, row_before, "its test loss is not finite"
+        if stats.taken_back is not None:
+            row["taken_back"] = stats.taken_back
+            store.restore(remembered)
         row |= self._backend.observed() | {"seconds": round(time.perf_counter() - start, 3)}
         with trace.span("records, checkpoint"):
             self.folder.append(row)
@@ -248,6 +274,7 @@ class Run:
             "test_loss": _mean(by_metric.get("loss")),
             "clients": sorted(stats.clients),
             "rejected": stats.rejected,
+            **({"clipped": stats.clipped} if stats.clipped else {}),
             "bytes_up": stats.bytes_up,
             "bytes_down": stats.bytes_down,
             "seconds": 0.0,  # known when all is done
@@ -307,6 +334,11 @@ def _check_measured(records: RunFolder, server: Server, level: int) -> None:
     if level not in server.private:
         hint = f"load one of {sorted(server.private)}"
         raise RunError(f"{records.path}: nobody trains level {level}, {problem}; {hint}")
+
+
+def _cannot_be_evaluated(row: Row) -> bool:
+    """Whether a round was evaluated, and no level has a finite loss on the test set."""
+    return row["accuracy_by_level"] is not None and row["test_loss"] is None
 
 
 def _mean(values: list[float | None] | None) -> float | None:

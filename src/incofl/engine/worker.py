@@ -245,17 +245,14 @@ def computes_channels_last(module: nn.Module, example: Inputs) -> bool:
     first = next(trial.parameters())
 
     def zeros(like: Tensor) -> Tensor:
-        dtype = first.dtype if like.is_floating_point() else None
-        x = torch.zeros_like(like, device=first.device, dtype=dtype)
+        x = torch.zeros(like.shape, device=first.device, dtype=first.dtype if like.is_floating_point() else like.dtype)
         return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
 
     x = map_inputs(zeros, example)
     try:
         with one_thread(), own_randomness(0):
-            outputs = [
-                out for out in tree_leaves(call(trial.train(), x)) if isinstance(out, Tensor) and out.requires_grad
-            ]
-            torch.autograd.backward(outputs, [torch.ones_like(out) for out in outputs])
+            outputs = [out for out in tree_leaves(call(trial.train(), x)) if isinstance(out, Tensor)]
+            torch.stack([out.sum() for out in outputs if out.requires_grad]).sum().backward()  # type: ignore[no-untyped-call]
             with torch.inference_mode():
                 call(trial.eval(), x)
     except Exception:  # whatever a user's module may raise; if it is another problem, training will say so

@@ -60,7 +60,17 @@ _ADAPTERS = {
 }
 ADAPTERS = frozenset(_ADAPTERS)
 _BASES = _SEPARATE | _SHARED | _ADAPTERS
-BASELINES = ("allsmall", "largestonly", "fedavg")  # what a fleet can do without slices of one model
+# What a fleet of unequal devices can do, in plain words: without slices of one model, and with them.
+BASELINES = {
+    "allsmall": "everybody trains the smallest size",
+    "largestonly": "only devices that hold the largest size take part",
+    "fedavg": "each size is averaged with itself only",
+}
+SLICES = {
+    "heteroavg": "slices of one model",
+    "incoavg": "slices of one model, deep layers mixed by InCo",
+    "fedfloor": "slices of one model on the smallest, which all train",
+}
 # What ``NAME+TRANSFORM`` adds to a method. The first two mix or disturb the layers of one shared server model.
 _TRANSFORMS = {
     "inco": ("incofl.inco:InCo", "InCo Aggregation"),
@@ -68,6 +78,14 @@ _TRANSFORMS = {
     "deepscale": ("incofl.methods.deepscale:DeepScale", "the layers that InCo mixes times a constant, for comparison"),
     "coverage": ("incofl.methods.coverage:Coverage", "shorter steps for what few clients hold"),
     "anchor": ("incofl.anchor:Anchor", "the smallest path trained by all"),
+    "clipping": ("incofl.methods.clipping:Clipping", "uploads of bounded length"),
+    "centred": ("incofl.methods.clipping:Centred", "uploads within a bound around the last mean"),
+    "trimmed": ("incofl.methods.trimmed:Trimmed", "means without the extremes of each position"),
+    "median": ("incofl.methods.trimmed:Median", "the median of each position"),
+    "krum": ("incofl.methods.krum:Krum", "the clients of each level that agree best (multi-Krum)"),
+    "geomedian": ("incofl.methods.krum:GeometricMedian", "the geometric median of each level"),
+    "holders": ("incofl.methods.holders:Holders", "no free step for what few clients hold"),
+    "privacy": ("incofl.methods.privacy:Privacy", "client-level differential privacy"),
     "momentum": ("incofl.methods.server_optimizers:ServerMomentum", "momentum on the server"),
     "adam": ("incofl.methods.server_optimizers:ServerAdam", "Adam on the server"),
     "yogi": ("incofl.methods.server_optimizers:ServerYogi", "Yogi on the server"),
@@ -140,9 +158,14 @@ def _extended(method: "Method", added: Sequence[str], name: str) -> "Method":
     """A method with what the words after its name add, under another name."""
     if unknown := [key for key in added if key not in _TRANSFORMS]:
         raise ConfigError(f"method: got {method.name}+{unknown[0]}{nearest(unknown[0], _TRANSFORMS)}")
-    parts = [load_attribute(_TRANSFORMS[key][0], "method")() for key in added if key != "anchor"]
-    anchor = load_attribute(_TRANSFORMS["anchor"][0], "method")() if "anchor" in added else method.anchor
-    return dataclasses.replace(method, name=name, transforms=(*method.transforms, *parts), anchor=anchor)
+    method = dataclasses.replace(method, name=name)
+    for key in added:
+        part = load_attribute(_TRANSFORMS[key][0], "method")()
+        if hasattr(part, "added_to"):
+            method = part.added_to(method)
+        else:
+            method = dataclasses.replace(method, transforms=(*method.transforms, part))
+    return method
 
 
 def find_method(method: "str | Method") -> "Method":
@@ -168,5 +191,5 @@ def find_method(method: "str | Method") -> "Method":
 @functools.cache
 def all_options() -> dict[str, Any]:
     """The default options of every method and transform, by the name of their section in a config."""
-    names = [*_SEPARATE, *_ADAPTERS, *("+".join((base, *_TRANSFORMS)) for base in _SHARED)]
+    names = [*_BASES, *(f"heteroavg+{part}" for part in _TRANSFORMS)]
     return {section: options for name in names for section, options in find_method(name).options.items()}

@@ -14,14 +14,16 @@ with, always over the clients that hold a layer:
     flora         W += s sum p_k B_k A_k; then B = 0 and A is drawn anew        (Wang et al., NeurIPS 2024)
     ffa           as ``covered`` with A fixed                                   (Sun et al., ICLR 2024)
     rolora        as ``covered``, B in the first round, A in the second, ...    (Chen et al., NeurIPS 2025)
-    fedex         as ``covered``, and W += s (sum p_k B_k A_k - B A)            (Singhal et al., ACL 2025)
+    fedex         as ``covered``, and W += s (sum p_k B_k A_k - B A), p_k of each rank over those that hold it
+                  (Singhal et al., ACL 2025)
 
 Clients weigh by their examples, and those of ``hetlora`` may drop ranks (pruning.py). No matrix as large as W is made
 but W itself (factors.py).
 
 Differences: a rank that nobody of a cohort holds stays as it is in ``hetlora`` and ``raflora``, and an empty one keeps
 an A with which it can learn. In ``flora`` and ``fedex`` W changes in every round, and clients are sent it as it is: a
-client that was absent would need the factors of every round that it missed.
+client that was absent would need the factors of every round that it missed. FedEx-LoRA was made for equal ranks; with
+p_k over all clients W would lose, round after round, what few clients hold.
 """
 
 import dataclasses
@@ -68,6 +70,8 @@ class AdapterRule(ServerRule):
 @dataclass(frozen=True)
 class FactorRule(AdapterRule):
     """A rule that looks at the factors of each client; what else is trained is averaged as usual."""
+
+    only_means = False
 
     def combine(self, old: Factors, mean: Factors, parts: Sequence[Factors]) -> Factors:
         """The new factors of an adapter, from those before the round, their covered mean, and those of its clients."""
@@ -156,12 +160,16 @@ class RaFLoRA(FactorRule):
     sets_values = True
 
     def combine(self, old: Factors, mean: Factors, parts: Sequence[Factors]) -> Factors:
-        ranks = sorted({part.rank for part in parts})
-        bands = [old.ranks(ranks[-1], old.rank, 1.0)]  # what nobody holds
-        for low, high in zip([0, *ranks], ranks, strict=False):
-            holders = shares([part for part in parts if part.rank >= high])
-            bands += [part.ranks(low, high, part.weight) for part in holders]
-        return cut_ranks(bands, old, balanced=True)
+        nobody = old.ranks(max(part.rank for part in parts), old.rank, 1.0)
+        return cut_ranks([nobody, *bands(parts)], old, balanced=True)
+
+
+def bands(parts: Sequence[Factors]) -> Iterator[Factors]:
+    """The factors of clients in bands of ranks that the same clients hold, with weights that sum to 1 in each."""
+    ranks = sorted({part.rank for part in parts})
+    for low, high in zip([0, *ranks], ranks, strict=False):
+        for part in shares([part for part in parts if part.rank >= high]):
+            yield part.ranks(low, high, part.weight)
 
 
 class Merging(FactorRule):
@@ -200,7 +208,7 @@ class FedEx(Merging):
     """What the means of the factors miss of the mean of the products is added to the weights."""
 
     def added(self, mean: Factors, parts: Sequence[Factors]) -> list[Factors]:
-        return [*parts, dataclasses.replace(mean, weight=-1.0)]
+        return [*bands(parts), mean.ranks(0, max(part.rank for part in parts), -1.0)]
 
 
 class Alternating(Splitter):

@@ -37,8 +37,8 @@ class Family:
     stem: bool = False  # whether it has a choice of stems
 
 
-def _tiny_resnet(shape: Shape, classes: int, width: float = 1.0) -> ResNet:
-    return ResNet((2, 2), shape, classes, width / 8, "small")
+def _tiny_resnet(shape: Shape, classes: int, width: float = 1.0, norm: Literal["batch", "group"] = "batch") -> ResNet:
+    return ResNet((2, 2), shape, classes, width / 8, "small", norm)
 
 
 def _resnet_family(summary: str, *blocks: int, input: Literal["images", "signals"] = "images") -> Family:

@@ -7,12 +7,15 @@ dimension.
 
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from incofl.errors import ConfigError
 from incofl.layout import Axes, Axis, Layout
 
 Stem = Literal["imagenet", "small"]
@@ -28,13 +31,14 @@ DEPTHS = {
     "resnet34": (3, 4, 6, 3),
 }
 BASE_WIDTHS = (64, 128, 256, 512)
+NORMS = ("batch", "group")
 
 
 class Layers(NamedTuple):
     """The layers of a network in one dimension (signals) or two (images)."""
 
     conv: type[nn.Conv1d] | type[nn.Conv2d]
-    norm: type[nn.BatchNorm1d] | type[nn.BatchNorm2d]
+    norm: Callable[[int], nn.Module]  # of so many channels
     pool: type[nn.MaxPool1d] | type[nn.MaxPool2d]
 
 
@@ -82,15 +86,26 @@ class ResNet(nn.Module):
     """Stem, up to four stages of basic blocks, global average pooling, linear head.
 
     The ``imagenet`` stem (7x7, stride 2, then max pooling) is the paper's, at 32 x 32 too. The ``small`` stem (3x3,
-    stride 1, no pooling) suits images that the other would shrink away.
+    stride 1, no pooling) suits images that the other would shrink away. Group norm, of all channels in one group, keeps
+    no statistics of the data, which privacy needs.
     """
 
     def __init__(
-        self, blocks: Shape, shape: Shape = (3, 32, 32), classes: int = 10, width: float = 1.0, stem: Stem = "imagenet"
+        self,
+        blocks: Shape,
+        shape: Shape = (3, 32, 32),
+        classes: int = 10,
+        width: float = 1.0,
+        stem: Stem = "imagenet",
+        norm: Literal["batch", "group"] = "batch",
     ) -> None:
         super().__init__()
+        if norm not in NORMS:
+            raise ConfigError(f"model.options.norm: got {norm!r}, expected one of {', '.join(NORMS)}")
         channels, *places = shape
         self.layers = layers = LAYERS[len(places)]
+        if norm == "group":
+            self.layers = layers = layers._replace(norm=partial(nn.GroupNorm, 1))
         widths = [math.ceil(width * base) for base in BASE_WIDTHS[: len(blocks)]]
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
         self.conv1 = layers.conv(channels, widths[0], kernel, stride, padding=kernel // 2, bias=False)

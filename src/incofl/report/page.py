@@ -47,6 +47,7 @@ def make_page(groups: Groups, title: str | None = None) -> str:
         setups=list(dict.fromkeys(tuple(run.values.get(key) for key in keys) for run in groups.runs)),
         figures={section: list(map(asdict, found)) for section, found in figures.items()},
         pictures=pictures(groups),
+        verdict=tables.verdict(groups),
         results=tables.results(groups),
         similarity=tables.similarity(groups),
         sizes=tables.sizes(groups),

@@ -10,10 +10,14 @@ from typing import Any, NamedTuple
 from incofl.analysis.runs import Groups, RecordedRun, plain
 from incofl.config import Config
 from incofl.costs import human
+from incofl.errors import IncoflError
 from incofl.statistics import estimate, plus_minus
+from incofl.studies.compare import levels_of_devices
+from incofl.studies.gains import answer, gain_table
 
 NONE = "\N{EN DASH}"
 in_bytes = partial(human, unit="B")
+FLEET = ("model.name", "data.name", "data.partition", "data.clients", "rounds")  # in which compared runs must agree
 
 
 class Line(NamedTuple):
@@ -22,6 +26,25 @@ class Line(NamedTuple):
     cells: Mapping[str, object]  # by their headings
     group: int | None = None  # whose colour and marker stand in front
     kind: str = ""  # its look: of a group, of a seed, or of values that differ
+
+
+def verdict(groups: Groups) -> tuple[str, list[Line]]:
+    """Which method to use, in words, and what each level of devices gains over the best baseline.
+
+    Nothing if there is no baseline among the runs, or if they differ in more than their methods.
+    """
+    runs = {(group.label, run.seed): run for group in groups for run in group.runs if run.judged}
+    fleets = {tuple(run.values.get(key, "") for key in FLEET) for run in runs.values()}
+    if len(fleets) != 1 or any(group.label != group.runs[0].method for group in groups):
+        return "", []
+    try:
+        setting, baselines = levels_of_devices(runs)
+    except (IncoflError, ImportError):  # of objects that only their script has
+        return "", []
+    if setting is None:
+        return "", []
+    head, *rows = gain_table(setting, baselines)
+    return answer(setting, baselines), [Line(dict(zip(head, row, strict=True))) for row in rows]
 
 
 def results(groups: Groups) -> list[Line]:

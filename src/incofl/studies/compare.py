@@ -38,7 +38,7 @@ from incofl.engine.run import AnyModel, run
 from incofl.errors import ConfigError, IncoflError, RunError
 from incofl.method import Method
 from incofl.statistics import Difference, Estimate, estimate, paired, plus_minus, tail, tail_name
-from incofl.studies.gains import GAP, Evaluation, evaluations, gain_table, settings
+from incofl.studies.gains import GAP, Evaluation, Setting, answer, evaluations, gain_table, settings
 from incofl.task import Task
 
 CURVE = ("round", "accuracy", "accuracy_by_level", "loss", "test_loss")  # what comparison.json keeps of an evaluation
@@ -66,9 +66,20 @@ class MethodResult:
 
 
 class Comparison(list[MethodResult]):
-    """The result of each method, and ``gains``: a table, headings first, of what each gains over the best baseline."""
+    """The result of each method, and what each level of devices gets from it, where there are baselines among them."""
 
-    gains: list[list[str]]
+    setting: Setting | None = None
+    baselines: Sequence[str] = ()
+
+    @property
+    def gains(self) -> list[list[str]]:
+        """A table, headings first, of what each method gains over the best baseline; empty without baselines."""
+        return gain_table(self.setting, self.baselines) if self.setting else []
+
+    @property
+    def answer(self) -> str:
+        """Which method to use, and how sure that is, in words."""
+        return answer(self.setting, self.baselines) if self.setting else ""
 
 
 def compare(
@@ -116,10 +127,11 @@ def compare(
     run_arms(arms, folder, jobs, progress if callable(progress) else lambda arm: default)
     runs = {arm: RecordedRun(folder_of(folder, arm), config.objects) for arm, config in arms.items()}
     results = Comparison(summarise(runs))
-    results.gains = gains(runs)
+    results.setting, results.baselines = levels_of_devices(runs)
     document = {
         "seeds": list(dict.fromkeys(seed for _, seed in arms)),
         "caption": CAPTION,
+        "answer": results.answer,
         "results": list(map(asdict, results)),
         "configs": {method: config.to_dict() for (method, _), config in list(arms.items())[::-1]},
         "curves": [
@@ -130,7 +142,8 @@ def compare(
     }
     page = write_tables(folder / "comparison", table(results), document)
     if results.gains:
-        page.write_text(f"{page.read_text()}\n{markdown(results.gains)}\n{GAP}\n", encoding="utf-8")
+        opening = f"{results.answer}\n\n{page.read_text()}"
+        page.write_text(f"{opening}\n{markdown(results.gains)}\n{GAP}\n", encoding="utf-8")
     write_csv(folder / "comparison.csv", results)
     return results
 
@@ -236,20 +249,19 @@ def summarise(every: Mapping[Arm, RecordedRun]) -> list[MethodResult]:
     return results
 
 
-def gains(runs: Mapping[Arm, RecordedRun]) -> list[list[str]]:
-    """What each level of devices gains over the best baseline among the methods; empty without baselines.
+def levels_of_devices(runs: Mapping[Arm, RecordedRun]) -> tuple[Setting | None, list[str]]:
+    """What each level of devices gets from each method, in percent, and which of these are baselines.
 
-    Headings first, in percent; only metrics that are shown in percent are judged.
+    Nothing without baselines, and for metrics that are not shown in percent.
     """
     methods = {name: find_parts(run.config).method for (name, _), run in runs.items()}
     baselines = [name for name, method in methods.items() if method.is_baseline]
     task = next(iter(runs.values())).task
     if not baselines or not task.all_metrics[task.first].percent:
-        return []
+        return None, baselines
     found = [evaluations("", name, run, run.outline.levels.counts) for (name, _), run in runs.items()]
     rows = [row for own in found for row in own]
-    setting = next(found for found in settings(rows, _judged) if found.metric == "accuracy")
-    return gain_table(setting, baselines)
+    return next(found for found in settings(rows, _judged) if found.metric == "accuracy"), baselines
 
 
 def _judged(evaluated: Sequence[Evaluation]) -> Sequence[Evaluation]:

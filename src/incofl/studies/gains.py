@@ -39,7 +39,7 @@ class Evaluation:
 
 def evaluations(column: str, arm: str, run: RecordedRun, counts: Sequence[int]) -> list[Evaluation]:
     """Every evaluation of a run by every metric, with the number of devices that can hold each level."""
-    commit, found = str(run.json("environment.json")["commit"])[:12], list[Evaluation]()
+    commit, found = str(run.json("environment.json").get("commit", ""))[:12], list[Evaluation]()
     for row in run.evaluated:
         for metric, values in {"accuracy": row["accuracy_by_level"], **row.get("metrics", {})}.items():
             known = dict(zip(run.levels, values, strict=True))
@@ -134,12 +134,53 @@ def gain_table(setting: Setting, baselines: Sequence[str]) -> list[list[str]]:
     found = {m: gaps(setting, dict.fromkeys(arms, arm), m) for m, arm in best.items()}
     for arm in arms:
         own = {m: found[m].get(arm) for m in best}
-        of_levels = [gap[0] for m, gap in own.items() if m != DEVICES and gap]
-        fine = bool(of_levels) and all(gap.mean - (gap.half_width or math.inf) > NOT_WORSE for gap in of_levels)
+        known = all(gap is not None and gap[0].half_width is not None for m, gap in own.items() if m != DEVICES)
+        fine = known and not losses(setting, baselines, arm)
         largest = own.get(setting.measures[-1])
         better = largest is not None and largest[0].mean > 0 and largest[1] < 0.05
         lines.append([arm, *map(gap_cell, own.values()), "yes" if fine else "no", "yes" if better else "no"])
     return lines
+
+
+def answer(setting: Setting, baselines: Sequence[str]) -> str:
+    """Which method to use, by how much it is better than the best baseline, and how sure that is: a few sentences."""
+    measure = DEVICES if setting.best(baselines, DEVICES) else setting.measures[-1]
+    who = "the mean over devices" if measure == DEVICES else "the largest level"
+    best = setting.best(baselines, measure)
+    methods = {arm: found.mean for arm in setting.values if (found := setting.estimate(arm, measure)) is not None}
+    methods = {arm: mean for arm, mean in methods.items() if arm not in baselines}
+    if best is None or not methods:
+        return ""
+    without_losers = [arm for arm in methods if not losses(setting, baselines, arm)]
+    chosen = max(without_losers or methods, key=methods.__getitem__)
+    gap = setting.difference(chosen, best, measure)
+    if gap is None:
+        return ""
+    value = f"{methods[chosen]:.1f} % in {who}, {plus_minus(gap, '+.1f')} points against the best baseline, {best}"
+    lost = losses(setting, baselines, chosen)
+    fine = f"No level is worse off than with a baseline (to {-NOT_WORSE:g} points)."
+    worse = f"Worse off than with a baseline, or not seen not to be: {'; '.join(lost)}." if lost else fine
+    if gap.half_width is None:
+        return f"{chosen}: {value}. One seed cannot say how sure that is. {worse}"
+    if gap.mean > gap.half_width:
+        return f"Use {chosen}: {value}. {worse}"
+    if gap.mean < -gap.half_width:
+        return f"Use {best}: the best of the other methods, {chosen}, has {value}. {worse}"
+    seen = f"inconclusive (could have seen {gap.visible_from:.1f} points)"
+    return f"No method is seen to be better than {best}: {chosen} has {value}, {seen}. {worse}"
+
+
+def losses(setting: Setting, baselines: Sequence[str], arm: str) -> list[str]:
+    """The levels for which an arm may be worse than the best baseline, in words."""
+    found = []
+    for measure in setting.measures:
+        if measure == DEVICES or (best := setting.best(baselines, measure)) is None:
+            continue
+        gap = setting.difference(arm, best, measure)
+        if gap is None or gap.mean - (gap.half_width or 0) <= NOT_WORSE:
+            cell = "nothing" if gap is None else f"{plus_minus(gap, '+.1f')} against {best}"
+            found.append(f"level {measure} ({cell})")
+    return found
 
 
 def gap_cell(found: tuple[Difference, float] | None) -> str:

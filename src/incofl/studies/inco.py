@@ -96,10 +96,15 @@ def read_csv(path: Path) -> list[Evaluation]:
     return rows
 
 
+def is_accuracy(metric: str) -> bool:
+    """Whether a metric is a share of right answers: those are compared, losses are only recorded."""
+    return metric.startswith("accuracy")
+
+
 def tables(part: Part, rows: Sequence[Evaluation]) -> str:
     """What the study says so far, in Markdown: for each setting the gaps to the reference and to the best baseline."""
     pages = []
-    for setting in settings(rows):
+    for setting in settings([row for row in rows if is_accuracy(row.metric)]):
         measures = {"mean over devices": DEVICES, "smallest": "0", "largest": setting.measures[-1]}
         arms = [arm for arm in setting.values if arm not in (*part.baselines, part.reference)]
         found = [gaps(setting, dict.fromkeys(arms, part.reference), measure) for measure in measures.values()]

@@ -1,0 +1,105 @@
+"""The command ``incofl advise``: what a fleet of unequal devices should do, what that costs, what it gains."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import incofl.cli.arguments as arg
+
+if TYPE_CHECKING:
+    from incofl.studies.advise import Advice
+
+
+def advise(
+    config: arg.Config = None,
+    devices: arg.Devices = None,
+    model: arg.Model = None,
+    set_: arg.Set = None,
+    try_: Annotated[bool, typer.Option("--try", help="Run the options on your data, and compare them.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of a run that tries an option.")] = None,
+    seeds: Annotated[str, typer.Option(metavar="S,T,...", help="Seeds; every option runs each.")] = "0,1,2",
+    out: Annotated[Path, arg.out("DIR", "With --try: folder for runs, tables and the page.")] = Path("runs/advice"),
+    jobs: arg.Jobs = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")] = False,
+    quiet: arg.Quiet = False,
+) -> None:
+    """Say what a fleet of unequal devices should do: which device trains what, what each option costs and gains.
+
+    The options: everybody trains the smallest size, only the large devices take part, each size by itself, or slices of
+    one model. With --try they are run under the same seeds, and the answer says how sure it is.
+    """
+    from incofl.cli.display import RunDisplay, print_table
+    from incofl.costs import load_devices
+    from incofl.studies.advise import accuracies, advise, clients_of
+    from incofl.studies.compare import compare
+    from incofl.studies.gains import GAP
+
+    more = [] if rounds is None else [f"rounds={rounds}"]
+    overrides = [*arg.overrides(set_, model=model), *more]
+    fleet = [] if devices is None else load_devices(devices)
+    advice = advise(config, fleet, overrides=overrides)
+    if not as_json:
+        _print(advice)
+    if not try_:
+        if as_json:
+            typer.echo(json.dumps(_numbers(advice), indent=2))
+            return
+        typer.echo(f"recommended: {advice.recommended}, {advice.words}; what it gains on your data: --try")
+        return
+    names, numbers = [option.method for option in advice.options], arg.seeds(seeds)
+    fixed = [*overrides, *clients_of(advice.fleet, len(advice.levels))]
+    with RunDisplay(quiet or as_json, len(names) * len(numbers)) as display:
+        tried = compare(names, config, out, seeds=numbers, jobs=jobs, overrides=fixed, progress=display.watch)
+    lines = accuracies(advice, tried.setting) if tried.setting else []
+    if as_json:
+        found = {"answer": tried.answer, "accuracy": lines, "results": list(map(asdict, tried))}
+        typer.echo(json.dumps(_numbers(advice) | found, indent=2))
+        return
+    if lines:
+        print_table(
+            lines, f"test accuracy in percent that each device gets, {tried[0].measure}, {len(numbers)} seed(s)"
+        )
+        print_table(tried.gains, "what each level gains over its best baseline, in points")
+        typer.echo(GAP)
+        typer.echo(tried.answer)
+    typer.echo(f"tables and run folders in {out}; a page of them: incofl report {out} -o {out / 'report.html'}")
+
+
+def _print(advice: "Advice") -> None:
+    from incofl.cli.display import print_table
+    from incofl.costs import human
+    from incofl.report.tables import duration
+
+    rows = [cost.cells(count) for cost, count in zip(advice.levels, advice.counts, strict=True)]
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    print_table([[*line[:-1], "devices" if at == 0 else line[-1]] for at, line in enumerate(lines)], "the levels")
+    named = [["device", "count", "level", ""]]
+    for each in advice.fleet:
+        level = "none" if each.level is None else str(each.level)
+        named.append([each.device.name, str(each.device.count), level, f"left out: {each.why}" if each.why else ""])
+    if not any(line[-1] for line in named):
+        named = [line[:-1] for line in named]
+    print_table(named, "the largest level that each device can hold under every option")
+    total = sum(each.device.count for each in advice.fleet)
+    costs = [["option", "what", "devices", "bytes a round", "memory", "longest turn"]]
+    for option in advice.options:
+        took = f"{option.devices} of {total}"
+        cells = [took, human(option.bytes, "B"), human(option.memory, "B"), duration(option.seconds)]
+        costs.append([option.method, option.words, *cells])
+    print_table(costs, "what the fleet can do, and what a round costs")
+    assumed = "" if advice.measured else " (assumed: the data cannot be read here)"
+    typer.echo(f"bytes of a cohort of {advice.config.cohort_size}; turns of {advice.examples:.0f} examples{assumed}")
+    typer.echo("devices without a speed are taken to be as fast as one core of this machine")
+
+
+def _numbers(advice: "Advice") -> dict[str, object]:
+    return {
+        "levels": [asdict(cost) for cost in advice.levels],
+        "devices": [asdict(each.device) | {"level": each.level, "left_out": each.why} for each in advice.fleet],
+        "options": [asdict(option) for option in advice.options],
+        "recommended": advice.recommended,
+        "examples": advice.examples,
+    }

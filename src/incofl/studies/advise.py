@@ -1,0 +1,200 @@
+"""From a fleet of unequal devices to a recommendation: what the fleet can do, what that costs, what each device gains.
+
+Every device gets the largest level that fits it under all the options, so that these can be compared device by device.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from incofl.config import AnyConfig, Config, make_config
+from incofl.costs import Cost, DeviceClass
+from incofl.engine.build import build_data, outline
+from incofl.engine.federation import Federation
+from incofl.errors import ConfigError, DataError
+from incofl.methods import BASELINES, SLICES
+from incofl.split import submodel
+from incofl.statistics import plus_minus
+from incofl.studies.gains import Setting
+from incofl.tensors import call, map_inputs
+
+OPTIONS: Mapping[str, str] = BASELINES | SLICES  # in plain words
+TIMED = 3  # training steps of each level, of which the fastest counts
+ASSUMED_EXAMPLES = 100  # of a client, where the data cannot be read
+PASSES = 3  # a training step costs about three forward passes
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A class of devices and what it can hold."""
+
+    device: DeviceClass
+    level: int | None  # none: left out
+    why: str = ""  # it is left out
+
+
+@dataclass(frozen=True)
+class Option:
+    """What one option costs."""
+
+    method: str
+    words: str
+    devices: int  # number of devices that take part
+    bytes: float  # of a round, down and up, all clients together, on average
+    memory: int  # that the largest level needs, estimated
+    seconds: float  # of the longest turn of a device
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a fleet can do."""
+
+    config: Config  # of a run with this fleet
+    levels: list[Cost]
+    fleet: list[Assigned]
+    options: list[Option]
+    examples: float  # of a client, on average
+    measured: bool  # whether these were counted, not assumed
+
+    @property
+    def recommended(self) -> str:
+        """The method that suits most fleets: the default of a config."""
+        return Config().method
+
+    @property
+    def words(self) -> str:
+        """What the recommended method does."""
+        return OPTIONS[self.recommended]
+
+    @property
+    def counts(self) -> list[int]:
+        """Number of devices of each level."""
+        return list(self.config.split.counts or ())
+
+
+def advise(
+    config: AnyConfig = None,
+    devices: Sequence[DeviceClass] = (),
+    *,
+    overrides: Sequence[str] = (),
+    methods: Sequence[str] = tuple(OPTIONS),
+    **objects: Any,
+) -> Advice:
+    """Says which level each class of devices trains, and what each option costs.
+
+    Args:
+        config: as for ``run``.
+        devices: the fleet; left out, the clients of the config, a class for each level.
+        overrides: more values for the config, each as after ``--set``.
+        methods: the options, names of methods.
+        objects: ``model``, ``data`` and ``task``, as for ``run``.
+    """
+    federations, fleet = place(config, devices, overrides=overrides, methods=methods, **objects)
+    held = [(each, each.level) for each in fleet if each.level is not None]
+    if not held:
+        raise ConfigError(f"devices: no level fits any class; {fleet[0].device.name}: {fleet[0].why}")
+    costs = {name: federation.costs for name, federation in federations.items()}
+    first = next(iter(federations.values()))
+    chosen = make_config(config, [*overrides, *clients_of(fleet, len(first.costs))], **objects)
+    examples, measured = _examples(chosen)
+    speeds = _speeds(first, sorted({level for _, level in held}))
+    options = []
+    for name, federation in federations.items():
+        turns = [(each, level) for each, own in held if (level := federation.trained(own)) is not None]
+        if not turns:
+            continue
+        taking = sum(each.device.count for each, _ in turns)
+        sent = [
+            each.device.count * (costs[name][level].bytes_down + costs[name][level].bytes_up) for each, level in turns
+        ]
+        work = PASSES * examples * chosen.local.epochs
+        seconds = max(work * costs[name][n].macs / (each.device.speed or speeds[n]) for each, n in turns)
+        memory = max(costs[name][level].memory for _, level in turns)
+        cohort = min(chosen.cohort_size, taking)
+        options.append(Option(name, OPTIONS.get(name, name), taking, cohort * sum(sent) / taking, memory, seconds))
+    return Advice(chosen, first.costs, fleet, options, examples, measured)
+
+
+def place(
+    config: AnyConfig,
+    devices: Sequence[DeviceClass],
+    *,
+    overrides: Sequence[str],
+    methods: Sequence[str],
+    **objects: Any,
+) -> tuple[dict[str, Federation], list[Assigned]]:
+    """The federation of each method, and the largest level of each class of devices that fits it under all of them."""
+    many = [f"data.clients={sum(device.count for device in devices)}", "split.counts=none"] if devices else []
+    given = [*overrides, *many]
+    federations = {name: outline(make_config(config, [*given, f"method={name}"], **objects)) for name in methods}
+    first = next(iter(federations.values()))
+    own = [Assigned(DeviceClass(f"level {n}", count), n) for n, count in enumerate(first.levels.counts) if count]
+    return federations, _assigned(devices, [one.costs for one in federations.values()]) if devices else own
+
+
+def clients_of(fleet: Sequence[Assigned], levels: int) -> list[str]:
+    """The values of a config that make the devices of a fleet its clients, without those that are left out."""
+    held = [each.level for each in fleet for _ in range(each.device.count)]
+    counts = [held.count(level) for level in range(levels)]
+    return [f"data.clients={sum(counts)}", f"split.counts={counts}"]
+
+
+def _assigned(devices: Sequence[DeviceClass], options: Sequence[Sequence[Cost]]) -> list[Assigned]:
+    """The largest level of each class that fits it under all options."""
+    found = []
+    for device in devices:
+        fits = [level for level, needs in enumerate(zip(*options, strict=True)) if not any(map(device.exceeded, needs))]
+        why = "" if fits else f"the smallest level needs {'; '.join(_most(device, [cost[0] for cost in options]))}"
+        found.append(Assigned(device, max(fits, default=None), why))
+    return found
+
+
+def _most(device: DeviceClass, needs: Sequence[Cost]) -> list[str]:
+    return max((device.exceeded(cost) for cost in needs), key=len)
+
+
+def _examples(config: Config) -> tuple[float, bool]:
+    """The mean number of examples of a client, and whether it was counted."""
+    if config.data.partition == "virtual":
+        return config.data.examples, True
+    try:
+        return len(build_data(config).train) / config.num_clients, True
+    except (DataError, OSError):
+        return ASSUMED_EXAMPLES, False
+
+
+def _speeds(federation: Federation, levels: Sequence[int]) -> dict[int, float]:
+    """The multiply-accumulates a second of a training step of each level on one core of this machine."""
+    model, batch_size, threads, found = federation.model, federation.local.batch_size, torch.get_num_threads(), {}
+    batch = map_inputs(lambda x: torch.zeros(x.shape, dtype=x.dtype), model.example(batch_size))
+    torch.set_num_threads(1)
+    for level in levels:
+        module, times = submodel(model.template, model.layout, federation.slice(level, 0)).train(), []
+        for _ in range(TIMED):
+            start = time.perf_counter()
+            output = call(module, batch)
+            last = output[-1] if isinstance(output, list | tuple) else output
+            torch.as_tensor(last).square().mean().backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+            times.append(time.perf_counter() - start)
+        found[level] = PASSES * batch_size * federation.costs[level].macs / min(times)
+    torch.set_num_threads(threads)
+    return found
+
+
+def accuracies(advice: Advice, setting: Setting) -> list[list[str]]:
+    """What each class of devices gets from each option that was tried; headings first."""
+    arms = [option.method for option in advice.options if option.method in setting.values]
+    lines = [["devices", "count", "level", *arms]]
+    for each in advice.fleet:
+        if each.level is None:
+            lines.append([each.device.name, str(each.device.count), "none", *["-"] * len(arms)])
+            continue
+        means = [setting.estimate(arm, str(each.level)) for arm in arms]
+        cells = [plus_minus(mean) if mean else "nothing" for mean in means]
+        lines.append([each.device.name, str(each.device.count), str(each.level), *cells])
+    fleet = [setting.estimate(arm, "devices") for arm in arms]
+    total = str(sum(each.device.count for each in advice.fleet if each.level is not None))
+    return [*lines, ["all devices", total, "", *(plus_minus(mean) if mean else "-" for mean in fleet)]]

@@ -1,0 +1,262 @@
+"""Uploads that cannot be believed, rounds that must not be kept, and honest ones, which nothing changes."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import incofl
+from incofl.client import Upload
+from incofl.config import Config
+from incofl.config.schema import ValidationConfig
+from incofl.engine.backend import Backend
+from incofl.engine.executor import Executor, InProcess, Lost
+from incofl.engine.federation import Federation, Job
+from incofl.engine.round import RoundStats, run_round
+from incofl.engine.trace import Trace
+from incofl.engine.validation import FEWEST, NORMS, REMEMBERED, Validation, norms_of
+from incofl.errors import ConfigError, RunError
+from incofl.server import Server
+from tests.engine.test_run import comparable, final_state
+from tests.federations import tiny_config, tiny_federation
+
+Spoil = Callable[[Upload, int], dict[str, Any]]  # of an upload and the round it belongs to
+
+
+class Hostile(InProcess):
+    """One client sends something else than it has computed."""
+
+    def __init__(self, federation: Federation, trace: Trace, client: int, spoil: Spoil) -> None:
+        super().__init__(federation, trace)
+        self.client, self.spoil = client, spoil
+
+    def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
+        for (upload,) in super().train(server, jobs):
+            change = self.spoil(upload, server.round) if upload.client == self.client else {}
+            yield [dataclasses.replace(upload, **change)]
+
+
+class Infiltrated(Backend):
+    def __init__(self, client: int, spoil: Spoil) -> None:
+        self.client, self.spoil = client, spoil
+
+    def executor(self, config: Config, federation: Federation, rounds: int, trace: Trace) -> Executor:
+        return Hostile(federation, trace, self.client, self.spoil)
+
+
+def scaled(factor: float) -> Spoil:
+    return lambda upload, round: {"update": {name: value * factor for name, value in upload.update.items()}}
+
+
+KEYS = ("cohort=10", "model.name=tiny-mlp", "data.limit=100", "rounds=2", "method=heteroavg")
+
+
+@pytest.mark.parametrize("factor", [1e18, 1e10, 1e5])
+def test_one_huge_upload_does_not_end_what_the_others_learn(tmp_path: Path, factor: float) -> None:
+    """It is rejected or made shorter in the round in which it comes; no honest client is ever rejected."""
+    result = incofl.run(tiny_config(*KEYS), tmp_path, backend=Infiltrated(3, scaled(factor)), progress=False)
+    for row in result.history:
+        named = {entry["client"] for entry in (*row["rejected"], *row.get("clipped", ()))}
+        assert named == {3}
+        assert row["test_loss"] < 10
+
+
+def test_an_upload_is_shortened_to_the_multiple_of_the_median() -> None:
+    """By hand: of norms 1, 2, 3, 4, 100 the median is 3, and three times as many steps allow three times as much."""
+    federation = tiny_federation("model.name=tiny-mlp")
+    start, (job, *_) = federation.start(), federation.schedule(0, 4)
+    ((upload,),) = InProcess(federation).train(start, [job])
+    known = {f"update {job.level}": [1.0, 2, 3, 4, 100], f"steps {job.level}": [float(upload.steps)] * FEWEST}
+    tables = {name: torch.tensor(values, dtype=torch.float64) for name, values in known.items()}
+    server = dataclasses.replace(start, states={NORMS: tables})
+    factor = 1000 / norms_of(upload)["update"]
+    large = dataclasses.replace(upload, update={name: factor * value for name, value in upload.update.items()})
+    for steps, bound in ((upload.steps, 30.0), (3 * upload.steps, 90.0)):
+        rules = Validation(server)
+        accepted = rules.accept(dataclasses.replace(large, steps=steps))
+        assert norms_of(accepted)["update"] == pytest.approx(bound, rel=1e-5)
+        (clip,) = rules.clipped
+        assert clip == {"client": job.client, "part": "update", "norm": pytest.approx(1000, rel=1e-5), "bound": bound}
+        for name, value in accepted.update.items():
+            assert torch.allclose(value * 1000 / bound, large.update[name], rtol=1e-4)
+    assert Validation(server).accept(upload) is upload
+    rejecting = Validation(server, ValidationConfig(norm="reject"))
+    with pytest.raises(incofl.errors.UploadError, match=r"its update has a norm of 1e\+03, expected at most 30"):
+        rejecting.accept(large)
+    assert Validation(server, ValidationConfig(norm="off")).accept(large) is large
+
+
+def test_the_first_round_is_measured_by_the_model_itself() -> None:
+    federation = tiny_federation("model.name=tiny-mlp")
+    server, (job, *_) = federation.start(), federation.schedule(0, 4)
+    ((upload,),) = InProcess(federation).train(server, [job])
+    large = dataclasses.replace(upload, **scaled(1e9)(upload, 0))
+    sent = [server.shared[name][tuple(slice(n) for n in value.shape)] for name, value in upload.update.items()]
+    norm = float(torch.stack([value.norm() for value in sent]).norm())
+    assert norms_of(Validation(server).accept(large))["update"] == pytest.approx(norm, rel=1e-3)
+
+
+def first_variance(upload: Upload) -> str:
+    return min(name for name in upload.buffers if name.endswith("running_var"))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda u: {"buffers": u.buffers | {first_variance(u): -u.buffers[first_variance(u)]}},
+            "expected nothing below 0",
+        ),
+        (lambda u: {"buffers": {n: v * 100000 for n, v in u.buffers.items()}}, "its buffers has a norm of"),
+        (lambda u: {"loss": -1e30}, "its loss is -1e+30, expected at most"),
+        (lambda u: {"loss": float("nan")}, "its loss is nan"),
+        (lambda u: {"normaliser": float("inf")}, "its normaliser is inf"),
+        (lambda u: {"normaliser": 0.0}, "its normaliser is 0.0"),
+    ],
+)
+def test_what_cannot_be_is_rejected(change: Any, reason: str) -> None:
+    federation = tiny_federation()
+    server, jobs = federation.start(), federation.schedule(0, 4)
+    liar = Hostile(federation, Trace(), jobs[1].client, lambda upload, round: change(upload))
+    stats = RoundStats()
+    run_round(server, federation.method, jobs, liar, stats)
+    (refusal,) = stats.rejected
+    assert refusal["client"] == jobs[1].client
+    assert reason in str(refusal["reason"])
+
+
+def test_losses_of_learned_data_do_not_make_an_unlearned_one_a_lie() -> None:
+    federation = tiny_federation("model.name=tiny-mlp")
+    start, (job, *_) = federation.start(), federation.schedule(0, 4)
+    ((upload,),) = InProcess(federation).train(start, [job])
+    learned = {NORMS: {"loss": torch.full((9,), 1e-7, dtype=torch.float64)}}
+    rules = Validation(dataclasses.replace(start, states=learned))
+    rules.accept(dataclasses.replace(upload, loss=3.0))
+    with pytest.raises(incofl.errors.UploadError, match=r"its loss is -2e\+04, expected at most 1e\+04"):
+        rules.accept(dataclasses.replace(upload, loss=-2e4))
+
+
+@pytest.mark.parametrize("spoilt", ["nothing", "update", "variance"])
+def test_a_stack_is_what_its_uploads_are(spoilt: str) -> None:
+    """Clients side by side are accepted together, or each by itself if something is wrong with one of them."""
+    federation = tiny_federation("engine.vectorise=true", "method=heteroavg", "cohort=10")
+    server, jobs = federation.start(), federation.schedule(0, 10)
+    accepted = []
+    for stack in InProcess(federation).train(server, jobs):
+        if not isinstance(stack, incofl.upload.UploadStack):
+            continue
+        if spoilt == "update":
+            for value in stack.update.values():
+                value[0] *= 1e9
+        elif spoilt == "variance":
+            next(value for name, value in stack.buffers.items() if name.endswith("running_var"))[0] = -1
+        together, single = Validation(server), Validation(server)
+        accepted.append(together.accepts_all(stack))
+        assert accepted[-1] == (spoilt == "nothing")
+        if accepted[-1]:
+            for upload in stack:
+                assert single.accept(upload) is upload
+            ours, theirs = together.state(), single.state()
+            assert ours.keys() == theirs.keys()
+            assert all(torch.allclose(ours[name], theirs[name], rtol=1e-5) for name in ours)
+    assert accepted
+
+
+def test_what_was_learned_of_norms_is_part_of_the_checkpoint(tmp_path: Path) -> None:
+    config = ("cohort=10", "model.name=tiny-mlp", "data.limit=100", "method=heteroscaffold")
+    incofl.run(tiny_config(*config, "rounds=3"), tmp_path / "whole", progress=False)
+    for rounds in (1, 3):
+        incofl.run(tiny_config(*config, f"rounds={rounds}"), tmp_path / "parts", resume=rounds > 1, progress=False)
+    assert final_state(tmp_path / "whole") == final_state(tmp_path / "parts")
+    with incofl.Run(tiny_config(*config, "rounds=3"), tmp_path / "whole", resume=True, progress=False) as run:
+        norms = run.server.states[NORMS]
+    assert {name.split()[0] for name in norms} == {"update", "extra", "buffers", "steps", "loss", "step"}
+    assert len(norms["loss"]) == 30 <= REMEMBERED
+    assert len(norms["step"]) == 3
+
+
+def test_honest_clients_of_all_kinds_are_never_touched(tmp_path: Path) -> None:
+    """With and without validation the rounds are the same, bit for bit."""
+    keys = ("data.alpha=0.1", "rounds=6", "model.name=tiny-mlp", "local.epochs=3", "method=inconova")
+    for name in ("clip", "off"):
+        result = incofl.run(tiny_config(*keys, f"validation.norm={name}"), tmp_path / name, progress=False)
+        assert not any(row["rejected"] or "clipped" in row or "taken_back" in row for row in result.history)
+    assert comparable(tmp_path / "clip") == comparable(tmp_path / "off")
+
+
+class TestRoundsThatAreTakenBack:
+    def test_a_model_that_cannot_be_evaluated(self, tmp_path: Path) -> None:
+        """Where norms are not looked at, the result of the round is: the next round starts from the one before."""
+        keys = (*KEYS, "rounds=3", "validation.norm=off")
+
+        def once(upload: Upload, round: int) -> dict[str, Any]:
+            return scaled(1e14)(upload, round) if round == 1 else {}
+
+        result = incofl.run(tiny_config(*keys), tmp_path / "a", backend=Infiltrated(3, once), progress=False)
+        first, second, third = result.history
+        assert second["taken_back"] == "its test loss is not finite"
+        assert second["accuracy_by_level"] == first["accuracy_by_level"]
+        assert third["rejected"] == []
+        assert "taken_back" not in third
+        assert third["test_loss"] < 10
+
+    def test_clients_forget_what_they_made_of_it(self, tmp_path: Path) -> None:
+        keys = (*KEYS, "method=heteroscaffold", "rounds=2", "validation.norm=off")
+
+        def once(upload: Upload, round: int) -> dict[str, Any]:
+            return scaled(1e14)(upload, round) if round == 1 else {}
+
+        with incofl.Run(tiny_config(*keys), tmp_path, backend=Infiltrated(3, once), progress=False) as run:
+            rows = list(run)
+            assert "taken_back" in rows[1]
+            assert {round for _, round in run._store.manifest.values()} == {0}
+
+    def test_a_step_out_of_scale(self, tmp_path: Path) -> None:
+        federation = tiny_federation("model.name=tiny-mlp", "method=heteroavg")
+        start, jobs = federation.start(), federation.schedule(0, 4)
+        usual = {NORMS: {"step": torch.full((FEWEST,), 1e-9, dtype=torch.float64)}}
+        server, stats = dataclasses.replace(start, states=usual), RoundStats()
+        after = run_round(server, federation.method, jobs, InProcess(federation), stats)
+        assert stats.taken_back is not None
+        assert "it moves the model by" in stats.taken_back
+        assert after.round == 1
+        assert all(torch.equal(after.shared[name], start.shared[name]) for name in start.shared)
+        assert after.states == server.states
+
+    def test_too_few_valid_uploads(self, tmp_path: Path) -> None:
+        """Even server momentum, which would move the model without any upload, leaves it alone."""
+        config = tiny_config("model.name=tiny-mlp", "method=heteroavg+momentum", "rounds=2", "validation.least=4")
+
+        class Gone(Hostile):
+            def train(self, server: Server, jobs: Sequence[Job]) -> Iterator[Sequence[Upload]]:
+                for number, uploads in enumerate(super().train(server, jobs)):
+                    yield uploads if server.round == 0 or number else [Lost(jobs[0].client, "gone")]  # type: ignore[list-item]
+
+        class Leaving(Backend):
+            def executor(self, config: Config, federation: Federation, rounds: int, trace: Trace) -> Executor:
+                return Gone(federation, trace, -1, lambda upload, round: {})
+
+        with incofl.Run(config, tmp_path, backend=Leaving(), progress=False) as run:
+            rows, states = [], []
+            for row in run:
+                rows.append(row)
+                states.append(run.server.shared)
+        assert rows[1]["taken_back"] == "3 valid upload(s), expected at least 4 (validation.least)"
+        assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_a_run_in_which_nothing_was_accepted_is_an_error(tmp_path: Path) -> None:
+    keys = ("data.limit=2", "data.clients=2", "cohort=2", "local.drop_last=true", "model.name=tiny-mlp", "rounds=2")
+    for resume in (False, True):  # also when it is asked again
+        with pytest.raises(RunError, match=r"nothing was accepted in 2 round\(s\).*trained on nothing"):
+            incofl.run(tiny_config(*keys), tmp_path, resume=resume, progress=False)
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e400"])
+def test_numbers_of_a_config_are_finite(value: str) -> None:
+    for key in ("prox.mu", "local.lr", "data.alpha", "validation.multiple"):
+        with pytest.raises(ConfigError, match=key):
+            tiny_config("method=heteroprox", f"{key}={value}")
