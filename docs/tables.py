@@ -12,6 +12,7 @@ PAGES = {
     "speed.md": HERE.parent / "benchmarks" / "results",
     "devices.md": HERE.parent / "benchmarks" / "results",
     "lora.md": HERE.parent / "experiments" / "results",
+    "methods.md": HERE.parent / "experiments" / "results",
     "results.md": HERE.parent / "experiments" / "results",
     "reproduction.md": HERE.parent / "experiments" / "results",
 }

@@ -8,6 +8,13 @@ small model where everybody trains that. results/fedecover-published.csv has the
 One run after the other, each resumable: start the command again after an interruption, or with more rounds. After each
 evaluation results/fedecover.csv (every evaluation) and results/fedecover.md (differences) are written, at the end
 docs/images/fedecover.png.
+
+The setting is that of the paper's description. If a curve is more than 2 points away, look here first:
+- the released code passes ``scaling=True`` to HeteroFL and FedRolex, too, which divides activations by the width as
+  random width does: these are the methods ``heterofl_scaled`` and ``fedrolex_scaled`` here;
+- in its last version 100 clients train with mirrors only, without crops;
+- it scales by the capacity c, here by the share int(c O) / O that is there, 0.094 or 0.098 for 0.1;
+- its FedRolex counts each round twice, so that the decay at rounds 10, 20, ... may never have come.
 """
 
 import argparse
@@ -23,6 +30,10 @@ from torch import nn
 
 import incofl
 from incofl.data import find_source
+from incofl.method import Method, ServerRule
+from incofl.methods.fedrand import FedRand
+from incofl.methods.fedrolex import Rolling
+from incofl.split import WidthRule
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -34,6 +45,8 @@ CURVES = {
     "fedrand": "random_width",
     "fedecover": "fedecover",
 }
+# Methods that are not of the library, and the curves with which they are compared.
+SCALED = {"heterofl_scaled": "heterofl", "fedrolex_scaled": "fedrolex"}
 JUDGED = (10, 50, 100)  # rounds
 Curve = dict[int, float]  # accuracy by round
 
@@ -46,6 +59,10 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256 * (shape[1] // 8) * (shape[2] // 8), classes))
 
 
+heterofl_scaled = Method("heterofl_scaled", FedRand(), ServerRule(buffers="static"), WidthRule())
+fedrolex_scaled = Method("fedrolex_scaled", FedRand(), ServerRule(buffers="static"), Rolling())
+
+
 def images(root: str) -> incofl.Data:
     """CIFAR-10 with random crops and mirrors, without the cutout that is usual here."""
     source = find_source("cifar10")
@@ -56,7 +73,8 @@ def images(root: str) -> incofl.Data:
 
 def train(method: str, seed: int, rounds: int, root: str, workers: int, curves: dict[tuple[str, int], Curve]) -> None:
     """Runs a method, or what is left of the run, and notes the accuracy of its largest trained model."""
-    overrides = [f"method={method}", f"seed={seed}", f"rounds={rounds}", f"engine.workers={workers}"]
+    name = f"fedecover:{method}" if method in SCALED else method
+    overrides = [f"method={name}", f"seed={seed}", f"rounds={rounds}", f"engine.workers={workers}"]
     config = incofl.load_config(HERE / "fedecover.toml", overrides)
     out = HERE.parent / "runs" / "fedecover" / f"{method}-s{seed}"
     with incofl.Run(config, out, data=images(root), resume=True, progress=True) as run:
@@ -75,7 +93,8 @@ def published() -> dict[str, Curve]:
     """Their curves, by our names."""
     with (RESULTS / "fedecover-published.csv").open() as file:
         rows = list(csv.DictReader(file))
-    return {ours: {int(row["round"]): float(row[theirs]) for row in rows} for ours, theirs in CURVES.items()}
+    curves = CURVES | {ours: CURVES[theirs] for ours, theirs in SCALED.items()}
+    return {ours: {int(row["round"]): float(row[theirs]) for row in rows} for ours, theirs in curves.items()}
 
 
 def read() -> dict[tuple[str, int], Curve]:
@@ -116,8 +135,9 @@ def draw(curves: dict[tuple[str, int], Curve]) -> None:
     from matplotlib import pyplot
 
     last = max((round for curve in curves.values() for round in curve), default=100)
-    for number, (method, theirs) in enumerate(published().items()):
-        color = f"C{number}"
+    drawn = [method for method in published() if method in CURVES or any(name == method for name, _ in curves)]
+    for number, method in enumerate(drawn):
+        color, theirs = f"C{number}", published()[method]
         pyplot.plot(*zip(*((r, a) for r, a in theirs.items() if r <= last), strict=True), color=color, linestyle=":")
         for (name, seed), curve in curves.items():
             if name == method and curve:

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import runpy
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
+import incofl
+from incofl.engine.build import outline
+from incofl.methods import ADAPTERS, SUMMARIES
+from incofl.methods.server_optimizers import ServerSchedule
+from incofl.split import submodel
 from incofl.statistics import Estimate, visible_effect
 
 ROOT = Path(__file__).parents[1]
@@ -90,3 +96,67 @@ def test_rules_are_compared_per_layer_and_per_kernel() -> None:
     assert Counter((inco["rule"], inco["granularity"]) for inco in mixed) == dict.fromkeys(
         rules, 6
     )  # three seeds on two data sets
+
+
+def test_the_field_has_every_method_and_one_budget(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every method of the library is in the table, and the rounds of an arm spend what HeteroAvg does in 20."""
+    monkeypatch.syspath_prepend(str(ROOT / "experiments" / "field"))
+    budget = script("field/budget")
+    document = tomllib.loads(budget["TABLE"].read_text())
+    arms = {row["name"]: row["set"] for section in document["sections"] for row in section["rows"]}
+    controls = {name for name in SUMMARIES if name.endswith("+noise")}
+    assert set(arms) == SUMMARIES.keys() - controls - ADAPTERS
+    assert document["columns"] == budget["COLUMNS"]
+    assert document["base"] == budget["BASE"]
+    cost, column = budget["of_a_round"], "levels of depth"
+    for name in ("allsmall", "largestonly"):
+        rounds = next(
+            int(key.removeprefix("rounds=")) for key in depth_arms(document)[name] if key.startswith("rounds=")
+        )
+        assert rounds * cost(column, name) == pytest.approx(20 * cost(column, "heteroavg"), rel=0.5 / rounds)
+
+
+def depth_arms(document: dict[str, Any]) -> dict[str, list[str]]:
+    return {row["name"]: row["set"] for row in document["sections"][0]["rows"]}
+
+
+@pytest.mark.slow
+def test_the_table_of_the_field_is_as_the_budget_says(script: Any) -> None:
+    budget = script("field/budget")
+    assert budget["table"]() == budget["TABLE"].read_text(), "run: python experiments/field/budget.py"
+
+
+def test_which_method_is_made_from_costs_and_evaluations(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments" / "field"))
+    for path, text in script("field/pages")["pages"]().items():
+        assert path.read_text() == text, "run: python experiments/field/pages.py"
+
+
+@pytest.mark.parametrize(
+    "method", ["allsmall", "heterofl", "fedrolex", "fedrand", "fedecover", "fedecover:heterofl_scaled"]
+)
+def test_the_setting_of_the_published_curves(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Line by line: channels are int(c O), so level 0 has 3*6*9+6, 6*12*9+12, 12*25*9+25 and 25*16*10+10 parameters."""
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    config = incofl.load_config(ROOT / "experiments" / "fedecover.toml", [f"method={method}"])
+    federation = outline(config)
+    sizes = [cost.parameters for cost in federation.costs]
+    assert (sizes[0], sizes[-1]) == (168 + 660 + 2725 + 4010, 1792 + 73856 + 295168 + 40970)
+    assert federation.levels.counts == (50, 20, 15, 10, 5)
+    assert federation.splitter.shares == (0.1, 0.25, 0.5, 0.75, 1.0)
+    local = config.local
+    assert (local.optimizer, local.lr, local.weight_decay, local.batch_size, local.epochs) == (
+        "adam",
+        1e-3,
+        1e-4,
+        64,
+        5,
+    )
+    (schedule,) = (t for t in federation.method.transforms if isinstance(t, ServerSchedule))
+    assert [schedule.factor(round) for round in (9, 10, 250)] == [1, 0.9, pytest.approx(0.9**20)]
+    assert federation.method.server.weighting == "uniform"
+    module = submodel(federation.model.template, federation.model.layout, federation.slice(0, 0, 0))
+    federation.method.client.prepare(module, federation.model.layout)
+    scaled = any(layer._forward_pre_hooks for layer in module.modules())
+    assert scaled == (method in ("fedrand", "fedecover", "fedecover:heterofl_scaled"))
+    assert (config.cohort_size, config.data.alpha, config.num_clients) == (20, 0.5, 100)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import incofl
@@ -58,6 +60,16 @@ def test_yogi_by_hand() -> None:
     assert float(second[0]) == pytest.approx(m / (math.sqrt(0.0399) + 0.1))
     adam = steps(ServerAdam(lr=1.0, tau=0.1), [[2.0, 0.0], [0.1, 0.0]])[1]
     assert float(adam[0]) != pytest.approx(float(second[0]), rel=1e-4)
+
+
+@given(u=st.floats(0.01, 3), rounds=st.integers(1, 12), beta1=st.floats(0, 0.95), beta2=st.floats(0.93, 0.999))
+def test_a_constant_update_in_closed_form(u: float, rounds: int, beta1: float, beta2: float) -> None:
+    """m = (1 - b1^t) U in both; Adam's v = (1 - b2^t) U^2, Yogi's, as long as it is below U^2, t (1 - b2) U^2."""
+    m = (1 - beta1**rounds) * u
+    for kind, v in ((ServerAdam, (1 - beta2**rounds) * u * u), (ServerYogi, rounds * (1 - beta2) * u * u)):
+        last = steps(kind(lr=0.5, beta1=beta1, beta2=beta2, tau=0.01), [[u, -u]] * rounds)[-1]
+        expected = 0.5 * m / (math.sqrt(v) + 0.01)
+        assert last.tolist() == pytest.approx([expected, -expected], rel=1e-4)
 
 
 @pytest.mark.parametrize("transform", [ServerMomentum(), ServerAdam(), ServerYogi()])

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from incofl.engine.progress import Progress
 from incofl.errors import ConfigError
@@ -45,6 +46,27 @@ def test_every_part_has_its_reference_and_all_baselines_in_every_column(letter: 
 def test_an_unknown_part_is_refused() -> None:
     with pytest.raises(ConfigError, match="--part: got 'z', expected one of a, b, c, d"):
         load_part("z")
+
+
+def test_a_table_of_your_own(tmp_path: Path, incofl: Shell) -> None:
+    """A file of the same form, named after its folder; what it lacks is said in one line."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    document = {"title": "t", "summary": "s", "seeds": [3, 5], "reference": "heteroavg", "baselines": ["allsmall"]}
+    sections = [{"name": "arms", "base": "fleet", "rows": ROWS}]
+    (folder / "x.toml").write_text(tomli_w.dumps(document | {"columns": {"here": []}, "base": BASE}))
+    with pytest.raises(ConfigError, match=r"x.toml: expected title, .*, sections; 'sections' is missing"):
+        load_part(str(folder / "x.toml"))
+    whole = document | {"columns": {"here": []}, "base": BASE, "sections": sections}
+    (folder / "x.toml").write_text(tomli_w.dumps(whole))
+    part = load_part(str(folder / "x.toml"))
+    assert (part.study.name, part.scale.seeds, part.baselines) == ("mine", [3, 4], ("allsmall",))
+    code, out, _ = incofl("reproduce", "inco", "--part", folder / "x.toml", "--dry-run")
+    assert code == 0
+    assert out.strip().endswith("4 cells, 8 runs")
+    code, _, err = incofl("reproduce", "inco", "--part", tmp_path / "none.toml", "--dry-run")
+    assert code == 2
+    assert "none.toml" in err
 
 
 def test_runs_are_made_seed_by_seed_within_a_column() -> None:

@@ -13,7 +13,7 @@ from incofl.cli.list import print_columns
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, or all.")] = None,
     scale: Annotated[str, typer.Option(metavar="S", help="mini (hours), small (days) or paper (GPUs).")] = "mini",
-    part: Annotated[str, typer.Option(metavar="P", help="Part of the study inco: a, b, c or d.")] = "a",
+    part: Annotated[str, typer.Option(metavar="P", help="Part of the study inco: a, b, c, d, or a file.")] = "a",
     data: Annotated[Path, typer.Option(metavar="DIR", help="Folder of data sets (incofl data fetch).")] = Path("data"),
     seeds: Annotated[str | None, typer.Option(metavar="S,T,...", help="Other seeds than 0,1,2.")] = None,
     set_: arg.Set = None,

@@ -178,6 +178,8 @@ def _computed(model: nn.Module, weights: Tensors, *inputs: Any, **named: Any) ->
 class FiarseServer(ServerRule):
     """The covered mean, entry by entry."""
 
+    only_means: ClassVar[bool] = False  # it corrects the mean by who held what
+
     def aggregate(self, server: Server, arrivals: Iterable[Sequence[Upload]]) -> Changes:
         masks, weights = dict[int, Tensors](), dict[int, float]()
 

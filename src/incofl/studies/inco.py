@@ -11,13 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from incofl.analysis.runs import RecordedRun
+from incofl.config import read_toml
 from incofl.engine.build import outline
+from incofl.errors import ConfigError
 from incofl.statistics import plus_minus
 from incofl.studies.compare import folder_of, markdown
 from incofl.studies.gains import DEVICES, GAP, NOT_WORSE, Evaluation, evaluations, gain_table, gap_cell, gaps, settings
 from incofl.studies.reproduce import Cell, Scale, Study, is_finished, read_table
 
 PARTS = ("a", "b", "c", "d")
+KEYS = ("title", "summary", "seeds", "reference", "baselines", "columns", "base", "sections")
 NAMES = ("run", "commit", "column", "arm", "metric", "seed", "round")  # the first columns of the records
 
 
@@ -31,12 +34,16 @@ class Part:
     baselines: tuple[str, ...]  # arms that need no slices of one model
 
 
-def load_part(letter: str) -> Part:
-    """Reads the part of that letter."""
-    file = read_table("--part", "parts", letter, PARTS)
-    study = Study(f"inco-{letter}", file["title"], file["columns"], file["sections"])
+def load_part(name: str) -> Part:
+    """Reads the part of that letter, or a TOML file of the same form: a table of your own, named after its folder."""
+    own = Path(name) if name.endswith(".toml") else None
+    file = read_toml(own) if own else read_table("--part", "parts", name, PARTS)
+    if missing := [key for key in KEYS if key not in file]:
+        raise ConfigError(f"{name}: expected {', '.join(KEYS)}; {missing[0]!r} is missing")
+    title = own.absolute().parent.name if own else f"inco-{name}"
+    study = Study(title, file["title"], file["columns"], file["sections"])
     seeds = list(range(*file["seeds"]))  # the first, and the one after the last
-    scale = Scale(f"part {letter}", file["summary"], seeds, 0, {"fleet": file["base"]})
+    scale = Scale(f"part {name}", file["summary"], seeds, 0, {"fleet": file["base"]})
     return Part(study, scale, file["reference"], tuple(file["baselines"]))
 
 

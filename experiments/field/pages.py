@@ -1,0 +1,102 @@
+"""Takes over the evaluations of the study of all methods, and writes its page and the table "which method when".
+
+usage: python experiments/field/pages.py [runs/field]
+
+With a folder, its field.csv becomes that of experiments/results. The table has what is known without a measurement
+(costs.csv, made by budget.py), and the accuracies as far as there are any.
+"""
+
+import csv
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from budget import plain
+
+from incofl.costs import human
+from incofl.methods import BASELINES
+from incofl.statistics import plus_minus
+from incofl.studies.compare import markdown
+from incofl.studies.gains import DEVICES, Setting, gap_cell, gaps, settings
+from incofl.studies.inco import load_part, page, read_csv
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "results"
+COMMAND = "incofl reproduce inco --part experiments/field/table.toml"
+STATISTICS = {"static": "measured by the server", "per-level": "of each level", "by-width": "of each width"}
+MEASURED = ["mean over devices", "smallest level", "largest level", "devices minus best baseline", "InCo, devices"]
+# What levels of a method can differ in; all others take any split.
+LEVELS = {
+    **dict.fromkeys(("heterofl", "fedrolex", "fedrand", "fedecover", "fjord"), "width"),
+    **{"fiarse": "entries", "scalefl": "depth and width", "inclusivefl": "depth", "depthfl": "depth"},
+    **{"reefl": "depth, ViTs only", "allsmall": "any; the smallest only", "largestonly": "any; the largest only"},
+    **{"alllarge": "any; the largest only"},
+}
+
+
+def read_costs() -> dict[tuple[str, str], dict[str, dict[str, str]]]:
+    """By column and method, the costs of its smallest and largest level."""
+    found: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    with (HERE / "costs.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault((row["column"], row["method"]), {})[row["level"]] = row
+    return found
+
+
+def which() -> str:
+    """The table: a line for each method in each column, with InCo's effect on it where it was measured."""
+    records = RESULTS / "field.csv"
+    measured = {setting.column: setting for setting in settings(read_csv(records))} if records.exists() else {}
+    sizes, shown = ["bytes a round", "client memory", "client MACs"], MEASURED if measured else []
+    lines = [["method", "levels differ in", *sizes, "statistics", "client keeps", *shown]]
+    found, column = read_costs(), ""
+    for (place, method), levels in found.items():
+        if place != column:
+            lines.append([f"**{place}**", *[""] * (len(lines[0]) - 1)])
+            column = place
+        any_level = next(iter(levels.values()))
+        cells = [span(levels, "bytes", "B"), span(levels, "memory", "B"), span(levels, "macs", "")]
+        kind = LEVELS.get(method, "any")
+        statistics = STATISTICS.get(any_level["statistics"], any_level["statistics"])
+        keeps = "yes" if any_level["keeps"] == "True" else ""
+        results = accuracies(measured.get(place), method) if measured else []
+        lines.append([f"`{method}`", kind, *cells, statistics, keeps, *results])
+    return markdown(lines)
+
+
+def span(levels: dict[str, dict[str, str]], key: str, unit: str) -> str:
+    """The costs of the smallest and of the largest level; of one, where the method trains only that."""
+    return " to ".join(dict.fromkeys(human(int(row[key]), unit) for row in levels.values()))
+
+
+def accuracies(setting: Setting | None, method: str) -> Iterator[str]:
+    """What came out, as ``MEASURED`` says; empty as long as nothing has."""
+    if setting is None or method not in setting.values:
+        yield from [""] * len(MEASURED)
+        return
+    for measure in (DEVICES, "0", setting.measures[-1]):
+        estimate = setting.estimate(method, measure)
+        yield plus_minus(estimate) if estimate else "-"
+    best = setting.best(tuple(BASELINES), DEVICES)
+    others = [arm for arm in setting.values if arm not in BASELINES]
+    yield gap_cell(gaps(setting, dict.fromkeys(others, best), DEVICES).get(method)) if best else "-"
+    mixed = {arm: plain(arm) for arm in setting.values if plain(arm) != arm}
+    named = {without: arm for arm, without in mixed.items()}
+    yield gap_cell(gaps(setting, mixed, DEVICES).get(named[method])) if method in named else ""
+
+
+def pages() -> dict[Path, str]:
+    """The files that are made from others."""
+    found = {RESULTS / "which-method.md": which()}
+    if (RESULTS / "field.csv").exists():
+        part = load_part(str(HERE / "table.toml"))
+        found[RESULTS / "field.md"] = page(part, read_csv(RESULTS / "field.csv"), COMMAND)
+    return found
+
+
+if __name__ == "__main__":
+    for folder in sys.argv[1:]:
+        shutil.copy(Path(folder) / "field.csv", RESULTS / "field.csv")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
