@@ -27,7 +27,15 @@ Weighting = Literal["uniform", "samples"]
 # All levels share one; each has its own; levels of one width share one; measured when a level is evaluated.
 BufferPolicy = Literal["average", "per-level", "by-width", "static"]
 ROW_KEYS = frozenset({"round", "accuracy", "accuracy_by_level", "accuracy_on_nodes", "metrics", "loss", "test_loss"})
-ROW_KEYS |= {"clients", "nodes", "rejected", "bytes_up", "bytes_down", "seconds"}  # what a round records anyway
+ROW_KEYS |= {
+    "clients",
+    "nodes",
+    "rejected",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+    "attack",
+}  # what a round records anyway
 UploadTransform = Callable[[Upload, Context], Upload]  # may use the memory of the given upload
 
 
