@@ -96,7 +96,7 @@ def test_a_little_is_enough_by_hand() -> None:
 
 
 def test_how_little_is_enough() -> None:
-    """The paper's example: of 50 clients 24 are attackers, 2 of the others must be on their side: the 24/26 quantile."""
+    """The paper's example: 24 of 50 attack, and 2 of the others must be on their side: the 24/26 quantile."""
     assert little(50, 24) == pytest.approx(NormalDist().inv_cdf(24 / 26))
     assert little(10, 1) == 0.0  # (9 - 5) / 9 is below a half
     assert little(10, 10) > 3  # no honest client is left

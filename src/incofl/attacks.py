@@ -14,8 +14,8 @@ what the attackers of the cohort that hold it would send:
 
 Attackers that collude know of each other and of no honest client: the weaker setting of both papers, which estimate m
 and d from the attackers' own data. An attacker alone has d = 0 and m = u. Batch-norm statistics and what a method
-uploads in addition stay honest, except that ``not-a-number`` and ``magnitude`` replace them too and a free rider returns those
-it got.
+uploads in addition stay honest, except that ``not-a-number`` and ``magnitude`` replace them too, and that a free rider
+returns the statistics it got.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ SCALES = {"sign-flip": 1.0, "scaling": 100.0, "noise": 10.0, "inner-product": 1.
 class Attack:
     """What hostile clients do; for measurements. By default there are none."""
 
-    kind: Kind | None = None  # what attackers send or train on, as in docs/trust.md; None: there are none
+    kind: Kind | None = None  # what attackers send or train on, as in docs/robustness.md; None: there are none
     share: Annotated[float, Ge(0), Le(1)] = 0.2  # of all clients, drawn by the seed
     # ``anybody``, or ``deepest``: not a share of all clients but those of the largest level, the only ones that hold
     # the deepest blocks
