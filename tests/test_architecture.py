@@ -22,6 +22,7 @@ ORDER = [
     ["mean"],
     ["method"],
     ["methods", "models", "data"],
+    ["attacks"],
     ["config"],
     ["costs"],
     ["engine"],

@@ -54,11 +54,11 @@ class Mean:
         """Refuses a method or model that it cannot be used for, with one clear line."""
         if self.robust and method.server.squares:
             raise ConfigError(f"coverage.kind: got 'signal', expected 'count' with {method.name}")
+        if self.by_position and not method.server.only_means:
+            raise ConfigError(f"method: got {method.name}, expected a method whose server rule is a mean")
         if self.by_position and method.server.weighting != "uniform":
             got = f"got {method.server.weighting!r}, expected 'uniform' with {method.name}"
             raise ConfigError(f"aggregate.weighting: {got}: every holder counts once")
-        if self.by_position and not method.server.only_means:
-            raise ConfigError(f"method: got {method.name}, expected a method whose server rule is a mean")
 
     def start(self, server: Server) -> Server:
         """The server before the first round, with what this mean keeps in ``server.extra``."""

@@ -28,7 +28,7 @@ Weighting = Literal["uniform", "samples"]
 BufferPolicy = Literal["average", "per-level", "by-width", "static"]
 ROW_KEYS = frozenset({"round", "accuracy", "accuracy_by_level", "accuracy_on_nodes", "metrics", "loss", "test_loss"})
 ROW_KEYS |= {"clients", "nodes", "rejected", "bytes_up", "bytes_down", "seconds"}  # what a round records anyway
-ROW_KEYS |= {"clipped", "norms", "taken_back"}  # and what validation records, or keeps
+ROW_KEYS |= {"clipped", "norms", "taken_back", "attack"}  # and what validation and attacks record
 UploadTransform = Callable[[Upload, Context], Upload]  # may use the memory of the given upload
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
 
+from incofl.attacks import Attack
 from incofl.client import LocalSettings
 from incofl.errors import ConfigError
 from incofl.method import BufferPolicy, Weighting
@@ -203,6 +204,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+    attack: Attack = field(default_factory=Attack)
     methods: dict[str, Any] = field(default_factory=dict)  # options by section, in a file tables such as ``[inco]``
     objects: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -227,7 +229,8 @@ class Config:
 
     def digest(self) -> str:
         """Identifies everything that can change results: a run may be resumed only under the same digest."""
-        values = {key: value for key, value in self.flat().items() if key not in UNBOUND}
+        off = "attack." if self.attack.kind is None else "-"  # what attackers would do, if there were any
+        values = {k: v for k, v in self.flat().items() if k not in UNBOUND and not k.startswith(off)}
         if "method" in self.objects:  # whose parts may have parameters that no section of a config has
             values["method"] = re.sub(r" at 0x[0-9a-f]+", "", repr(self.objects["method"]))
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()

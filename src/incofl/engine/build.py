@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from incofl.attacks import ON_DATA
 from incofl.config import Config, find_parts, load_config
 from incofl.costs import DeviceClass, assign, load_devices
 from incofl.data import Data
@@ -239,6 +240,14 @@ def plan_fleet(
     return resolved, federation.with_clients(ClientLevels.grouped(counts), ()), trained
 
 
+def attackers(config: Config, federation: Federation) -> frozenset[int]:
+    """The clients that attack."""
+    if config.attack.kind is None:
+        return frozenset()
+    levels = [federation.level_of(client) for client in range(len(federation.levels))]
+    return config.attack.clients(levels, config.seed)
+
+
 def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool = False) -> Federation:
     """Everything that a run needs.
 
@@ -262,5 +271,10 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
         raise RunError(f"partition.json: names example {last}, expected less than {len(data.train)}; delete the folder")
     partition = build_partition(config, data) if partition is None else partition
     federation = dataclasses.replace(federation, data=data, partition=partition)
+    if config.attack.kind in ON_DATA:
+        if isinstance(partition, VirtualPartition):
+            raise ConfigError(f"attack.kind: got {config.attack.kind!r}, expected clients with examples of their own")
+        poisoned = config.attack.poison(data, partition, attackers(config, federation), config.seed)
+        federation = dataclasses.replace(federation, data=poisoned)
     federation.check()
     return federation

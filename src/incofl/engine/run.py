@@ -15,13 +15,14 @@ from torch import nn
 from incofl.config import AnyConfig, Config, make_config
 from incofl.data import Data, as_examples
 from incofl.engine.backend import Backend
-from incofl.engine.build import outline
+from incofl.engine.build import attackers, outline
 from incofl.engine.checkpoint import Manifest, checkpoint_round, load_checkpoint, save_checkpoint, write_json
 from incofl.engine.federation import Federation
 from incofl.engine.progress import Lines, Progress, TensorBoard
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.run_folder import Row, RunFolder, new_folder, summarise
 from incofl.engine.trace import SERVER, Trace
+from incofl.engine.under_attack import UnderAttack
 from incofl.engine.worker import Worker, keep_freed_memory
 from incofl.errors import ConfigError, RunError
 from incofl.method import Method
@@ -161,6 +162,7 @@ class Run:
         left = config.rounds - self.server.round
         self._executor = self._backend.executor(config, federation, left, self._trace)
         stack.callback(self._executor.close)
+        self._attackers = attackers(config, federation)
         grouping = self._executor.grouping
         grouping.choices, grouping.say = folder.load_choices(), self._progress.noted
         if config.engine.vectorise == "auto":  # what was measured once holds for the whole run, also when it is resumed
@@ -225,7 +227,10 @@ class Run:
         start = time.perf_counter()
         with trace.span("schedule"):
             jobs = federation.schedule(server.round, config.cohort_size, among, server)
-        server_before, advanced = server, run_round(server, federation.method, jobs, self._executor, stats)
+        executor = self._executor
+        if self._attackers:
+            executor = UnderAttack(executor, config.attack, self._attackers, self.folder.path / "attack")
+        server_before, advanced = server, run_round(server, federation.method, jobs, executor, stats)
         trace.add("mean, transforms", SERVER, stats.last_arrival, time.perf_counter())
         if not self._backend.suffices(server.round, stats):
             store.restore(remembered)
@@ -238,6 +243,8 @@ class Run:
         if stats.taken_back is not None:
             row["taken_back"] = stats.taken_back
             store.restore(remembered)
+        if config.attack.kind is not None:
+            row["attack"] = self._attack_row(server, row)
         row |= self._backend.observed() | {"seconds": round(time.perf_counter() - start, 3)}
         with trace.span("records, checkpoint"):
             self.folder.append(row)
@@ -282,6 +289,17 @@ class Run:
             **{name: record for name, record in stats.records.items() if record},
         }
         return server, row
+
+    def _attack_row(self, server: Server, row: Row) -> Row:
+        """Which clients of a round were attackers, and in evaluated rounds how often a backdoor opens."""
+        found: Row = {"clients": sorted(self._attackers.intersection(row["clients"]))}
+        federation, attack = self.federation, self.config.attack
+        if attack.kind == "backdoor" and row["accuracy_by_level"]:
+            triggered, worker = attack.triggered(federation.data.test), Worker(federation)
+            levels = [federation.trained_as(level) for level in federation.levels_in_use]
+            scores = [federation.task.values(worker.evaluate(server, level, triggered)) for level in levels]
+            found["success_by_level"] = [_finite(score[federation.task.first]) for score in scores]
+        return found
 
     def evaluate(self, level: int = -1, data: Any = None) -> dict[str, float]:
         """All metrics of a level's sub-model on the test set, or on other data in a form that ``Data`` takes."""

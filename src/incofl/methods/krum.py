@@ -97,7 +97,7 @@ class Krum(WithinLevels):
 class GeometricMedian(WithinLevels):
     """The point of the smallest sum of distances from the uploads of a level."""
 
-    iterations: Annotated[int, Ge(1)] = 10
+    iterations: Annotated[int, Ge(1)] = 10  # of the algorithm
     smoothing: Annotated[float, Gt(0)] = 1e-6  # the least distance that counts, so that none is divided by zero
 
     def weights(self, vectors: Tensor) -> Tensor:
