@@ -26,6 +26,7 @@ ORDER = [
     ["engine"],
     ["analysis"],
     ["report", "studies"],
+    ["export"],
     ["cli"],
     ["flower"],
 ]
@@ -105,7 +106,7 @@ import sys
 from importlib.machinery import PathFinder
 
 EXTRAS = {"matplotlib", "scipy", "sklearn", "PIL", "plotly", "flwr", "ray", "datasets", "tensorboard", "peft"}
-EXTRAS |= {"transformers"}
+EXTRAS |= {"transformers", "onnx", "onnxscript", "onnxruntime", "executorch"}
 find = PathFinder.find_spec
 PathFinder.find_spec = staticmethod(lambda name, *r: None if name.partition(".")[0] in EXTRAS else find(name, *r))
 
