@@ -21,6 +21,7 @@ from incofl.cli.plan import plan
 from incofl.cli.report import report
 from incofl.cli.reproduce import reproduce
 from incofl.cli.run import run
+from incofl.cli.watch import watch
 from incofl.errors import IncoflError
 
 typer.core.HAS_RICH = False  # else brackets in help texts are escaped for rich even where its markup is off
@@ -30,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, plan, analyze, report, export, reproduce):
+for command in (run, watch, compare, plan, analyze, report, export, reproduce):
     app.command()(command)
 app.command("list")(list_)
 app.command("export-adapter")(export_adapter)

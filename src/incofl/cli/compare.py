@@ -19,6 +19,8 @@ def compare(
     ] = False,
     seeds: Annotated[str, typer.Option(metavar="S,T,...", help="Seeds; every method runs each.")] = "0,1,2",
     model: arg.Model = None,
+    rounds: arg.Rounds = None,
+    root: arg.Root = None,
     set_: arg.Set = None,
     out: Annotated[Path, arg.out("DIR", "Folder for the run folders and the tables.")] = Path("runs/comparison"),
     jobs: arg.Jobs = 1,
@@ -38,7 +40,7 @@ def compare(
     if not names:
         raise ConfigError(f"--methods: got {methods!r}, expected names such as heteroavg,incoavg")
     names += [name for name in BASELINES if baselines and name not in names]
-    overrides = arg.overrides(set_, model=model)
+    overrides = arg.overrides(set_, model=model, rounds=rounds, root=root)
     with RunDisplay(quiet, len(names) * len(numbers)) as display:
         results = compare(names, config, out, seeds=numbers, jobs=jobs, overrides=overrides, progress=display.watch)
     unit = " in percent" if results[0].percent else ""
