@@ -61,14 +61,18 @@ def trace(model: Logits, inputs: Inputs, one: bool = False) -> ExportedProgram:
     with quiet():
         dynamic = shapes.dynamic_shapes(model, arguments, named)
         program = torch.export.export(model, arguments, named, dynamic_shapes=dynamic)
-    return program if one or any_batch(program) else trace(model, inputs, one=True)
+    return program if one or any_batch(program, inputs) else trace(model, inputs, one=True)
 
 
-def any_batch(program: ExportedProgram) -> bool:
-    """Whether an exported model takes batches of any size."""
-    inputs = set(program.graph_signature.user_inputs)
-    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in inputs]
-    return all(not isinstance(value.shape[0], int) for value in values)
+def any_batch(program: ExportedProgram, inputs: Inputs) -> bool:
+    """Whether an exported model takes batches of other sizes than the one that it was traced with."""
+    model = program.module()
+    try:
+        for size in (1, EXAMPLES + 1):
+            call(model, map_inputs(lambda x, size=size: x[:size], inputs))
+    except Exception:  # a guard of the graph, or an operator with a fixed shape
+        return False
+    return True
 
 
 def _arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -105,7 +105,7 @@ def write(format: Format, model: Logits, inputs: Inputs, expected: Tensor, stem:
             if folded := fold_batch_norms(model, program):
                 program = trace(model, inputs, format.one)
             format.write(program, path)
-            batches = any_batch(program)
+            batches = any_batch(program, inputs)
         else:
             format.write(model.model, path)
     except IncoflError:
