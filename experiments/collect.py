@@ -110,7 +110,7 @@ def power_table(scale: str) -> str:
     for path in sorted(RESULTS.glob(f"reproduce-{scale}-*.json")):
         document = json.loads(path.read_text())
         for result in document.get("results", []):
-            if result["verdict"] == "cannot be seen":
+            if result["verdict"] == "inconclusive":
                 gap = difference_of(result, document["results"])
                 assert gap is not None
                 assert gap.visible_from is not None
@@ -123,7 +123,7 @@ def power_table(scale: str) -> str:
         shown = f"{sum(theirs >= visible for visible, theirs in claims)} of {len(claims)}" if claims else "-"
         sizes = [span([theirs for _, theirs in claims]), shown]
         rows.append([study, str(len(unseen)), span([visible for visible, _ in unseen]), *sizes])
-    return markdown([["study", "cannot be seen", "visible from", "paper's differences", "of them visible"], *rows])
+    return markdown([["study", "inconclusive", "visible from", "paper's differences", "of them visible"], *rows])
 
 
 def span(values: Sequence[float]) -> str:

@@ -28,7 +28,7 @@ ORDER = [
     ["engine"],
     ["analysis"],
     ["studies"],
-    ["report"],
+    ["report", "export"],
     ["cli"],
     ["flower"],
 ]
@@ -108,7 +108,7 @@ import sys
 from importlib.machinery import PathFinder
 
 EXTRAS = {"matplotlib", "scipy", "sklearn", "PIL", "plotly", "flwr", "ray", "datasets", "tensorboard", "peft"}
-EXTRAS |= {"transformers"}
+EXTRAS |= {"transformers", "onnx", "onnxscript", "onnxruntime", "executorch"}
 find = PathFinder.find_spec
 PathFinder.find_spec = staticmethod(lambda name, *r: None if name.partition(".")[0] in EXTRAS else find(name, *r))
 

@@ -84,7 +84,7 @@ def test_the_default_number_of_levels_fits_the_model(model: str) -> None:
 
 BAD = {
     "method=incavg": "method: got 'incavg'; did you mean 'incoavg'?",
-    "data.alpa=1": "config: unknown key 'data.alpa'; did you mean 'alpha'?",
+    "data.alpa=1": "config: unknown key 'data.alpa'; did you mean 'data.alpha'?",
     "aggregate.server_lr=0.5": "config: unknown key 'aggregate.server_lr'; did you mean 'server.lr'?",
     "heterofl.clip=1": "config: unknown key 'heterofl.clip'; did you mean 'local.max_grad_norm'?",
     "aggregate=3": "aggregate: got 3, expected a table such as [aggregate]",
@@ -105,6 +105,7 @@ BAD = {
     "cohort=inf": "cohort: got inf, expected a whole number >= 1 or a number > 0 and < 1",
     "cohort=1.0": "cohort: got 1.0, expected a whole number >= 1 or a number > 0 and < 1",
     "alpha=1": "config: unknown key 'alpha'; did you mean 'data.alpha'?",
+    "epoch=1": "config: unknown key 'epoch'; did you mean 'local.epochs'?",
     "lr=1": "config: unknown key 'lr'; did you mean 'local.lr'?",
     "local.batch_size=1000000000000": "local.batch_size: got 1000000000000, expected a whole number >= 2",
     "data.clients=0": "data.clients: got 0, expected a whole number >= 1",

@@ -57,7 +57,7 @@ def test_mistakes(values: dict[str, Any], message: str) -> None:
 
 def test_tables() -> None:
     assert from_table(Shape(), {"sides": 6}, "shape") == Shape(sides=6)
-    with pytest.raises(ConfigError, match="config: unknown key 'shape\\.side'; did you mean 'sides'"):
+    with pytest.raises(ConfigError, match=r"config: unknown key 'shape\.side'; did you mean 'shape\.sides'"):
         from_table(Shape(), {"side": 6}, "shape")
     with pytest.raises(ConfigError, match="shape: got 3, expected a table such as \\[shape\\]"):
         from_table(Shape(), 3, "shape")

@@ -8,9 +8,10 @@ if TYPE_CHECKING:
     from incofl.client import ClientRule, Local, LocalSettings, Upload
     from incofl.config import Config, load_config, make_config
     from incofl.data import Data
-    from incofl.engine.export import export_adapter
     from incofl.engine.round import run_round
     from incofl.engine.run import Result, Run, load_model, run
+    from incofl.export.adapter import export_adapter
+    from incofl.export.model import export_model
     from incofl.inco import InCo, mix
     from incofl.layout import Axes, Axis, Layout
     from incofl.method import Method, ServerRule
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["METHODS", "TASKS", "Axes", "Axis", "ClientRule", "Config", "Context", "Data", "InCo", "Layout", "Local"]
 __all__ += ["LocalSettings", "Method", "Metric", "Result", "Run", "ServerAdam", "ServerMomentum", "ServerRule"]
-__all__ += ["ServerSchedule", "ServerYogi", "Task", "Upload", "analyze", "compare", "export_adapter", "load_config"]
-__all__ += ["load_model", "make_config", "make_model", "mix", "run", "run_round", "write_report"]
+__all__ += ["ServerSchedule", "ServerYogi", "Task", "Upload", "analyze", "compare", "export_adapter", "export_model"]
+__all__ += ["load_config", "load_model", "make_config", "make_model", "mix", "run", "run_round", "write_report"]
 # Where the public names are: imported when they are first used, so that the command line starts at once.
 _PLACES = {
     "methods": "METHODS",
@@ -40,7 +41,8 @@ _PLACES = {
     "engine.run": "Result Run load_model run",
     "methods.server_optimizers": "ServerAdam ServerMomentum ServerSchedule ServerYogi",
     "models": "make_model",
-    "engine.export": "export_adapter",
+    "export.adapter": "export_adapter",
+    "export.model": "export_model",
     "engine.round": "run_round",
     "studies.compare": "compare",
     "analysis.analyze": "analyze",

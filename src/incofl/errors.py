@@ -29,11 +29,14 @@ class RunError(IncoflError):
     """A run folder or checkpoint does not belong to the run that was asked for."""
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """A hint such as ``; did you mean 'heteroavg'?``, or the list of choices when nothing is close."""
+def nearest(word: str, choices: Iterable[str], prefix: str = "") -> str:
+    """A hint such as ``; did you mean 'heteroavg'?``, or the list of choices when nothing is close.
+
+    The choice that is near is said with a ``prefix``, so that it can be copied.
+    """
     known = sorted(choices)
     close = difflib.get_close_matches(word.lower(), known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; expected one of: {', '.join(known)}"
+    return f"; did you mean {prefix + close[0]!r}?" if close else f"; expected one of: {', '.join(known)}"
 
 
 @contextmanager

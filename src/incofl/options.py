@@ -48,7 +48,7 @@ def from_table(base: T, table: Any, section: str) -> T:
     names = [field.name for field in dataclasses.fields(cast(Any, base))]
     for key in table:
         if key not in names:
-            raise ConfigError(f"config: unknown key {f'{section}.{key}'!r}{nearest(key, names)}")
+            raise ConfigError(f"config: unknown key {f'{section}.{key}'!r}{nearest(key, names, f'{section}.')}")
     changed: T = dataclasses.replace(cast(Any, base), **table)
     return changed
 

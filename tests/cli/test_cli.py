@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,7 @@ def test_help_and_lists_answer_at_once(arguments: list[str]) -> None:
 def test_help_and_lists_do_not_import_torch(arguments: list[str]) -> None:
     code = f"""
 import sys
+import tomllib
 sys.argv = {["incofl", *arguments]!r}
 from incofl.cli import main
 try:
@@ -331,7 +333,7 @@ def test_help(incofl: Shell) -> None:
     ("arguments", "message"),
     [
         (["run", "--method", "incavg"], "method: got 'incavg'; did you mean 'incoavg'?"),
-        (["run", "--set", "data.alpa=1"], "unknown key 'data.alpa'; did you mean 'alpha'?"),
+        (["run", "--set", "data.alpa=1"], "unknown key 'data.alpa'; did you mean 'data.alpha'?"),
         (["run", "--set", "data.name=cifar"], "data.name: got 'cifar'; did you mean 'cifar10'?"),
         (["run", "--set", "rounds=many"], "rounds: got 'many', expected a whole number >= 1"),
         (["run", "--set", "data.alpha=0"], "data.alpha: got 0, expected a number > 0"),
@@ -446,3 +448,29 @@ def test_plan_counts_what_a_method_sends(incofl: Shell) -> None:
         for way in ("bytes_down", "bytes_up"):
             assert ours[way] - theirs[way] == 4 * ours["parameters"]
         assert ours["memory"] - theirs["memory"] == 8 * ours["parameters"]
+
+
+@pytest.mark.parametrize(("words", "expected"), [("incofl re", ["report", "reproduce"]), ("incofl data v", ["verify"])])
+def test_shell_completion(words: str, expected: list[str]) -> None:
+    """What bash asks for when somebody presses Tab."""
+    code = "import sys; sys.argv = ['incofl']; from incofl.cli import main; main()"
+    asked = {"_INCOFL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == expected, done.stderr
+
+
+def test_a_dry_run_checks_and_runs_nothing(incofl: Shell, tmp_path: Path) -> None:
+    command = ("run", *SMALL, "--rounds", "7", "--seed", "3", "--out", tmp_path / "run")
+    code, out, err = incofl(*command, "--dry-run")
+    assert (code, err) == (0, "")
+    assert "7 rounds, seed 3" in out
+    assert f"nothing was run; the records would be in {tmp_path / 'run'}" in out
+    assert not (tmp_path / "run").exists()
+    code, out, _ = incofl(*command, "--print-config", "--root", "somewhere")
+    assert code == 0
+    config = tomllib.loads(out)
+    assert (config["rounds"], config["seed"], config["data"]["root"]) == (7, 3, "somewhere")
+    assert not (tmp_path / "run").exists()
+    assert incofl("run", "--set", "data.name=cifar10", "--root", tmp_path, "--dry-run")[0] == 2  # it is not there
+    assert "--rounds" in incofl("run", "--rounds", "0")[2]

@@ -56,7 +56,7 @@ def test_switched_on_late_it_has_the_rounds_before(tmp_path: Path) -> None:
     run(tiny_config("rounds=2", "eval.every=2"), tmp_path)
     folder = RunFolder(tmp_path)
     assert not folder.tensorboard.exists()
-    run(tiny_config("rounds=3", "eval.every=2", "record.tensorboard=true"), tmp_path, resume=True)
+    run(tiny_config("rounds=3", "eval.every=2", "record.trackers=['tensorboard']"), tmp_path, resume=True)
     found = events(folder.tensorboard)
     assert [step for step, _ in found["loss/train"]] == [1, 2, 3]
     assert [step for step, _ in found["accuracy/mean"]] == [2, 3]  # the rounds that were evaluated
@@ -73,6 +73,8 @@ def test_results_do_not_depend_on_it(tmp_path: Path) -> None:
 def test_without_the_package_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name))
-    with pytest.raises(ConfigError, match=r"record\.tensorboard: got true, .* pip install 'incofl\[tensorboard\]'"):
+    with pytest.raises(
+        ConfigError, match=r"record\.trackers: got 'tensorboard', .* pip install 'incofl\[tensorboard\]'"
+    ):
         run(tiny_config("record.tensorboard=true"), tmp_path / "r")
     assert not (tmp_path / "r").exists()

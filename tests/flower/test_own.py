@@ -297,7 +297,7 @@ def test_run_config() -> None:
 def test_unknown_keys_of_the_run_config_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key 'dead-line'"):
         make_server_app(out=str(tmp_path))(LoopGrid(None), context(dead_line=3))
-    with pytest.raises(ConfigError, match=r"unknown key 'settings\.dead_line'; did you mean 'deadline'"):
+    with pytest.raises(ConfigError, match=r"unknown key 'settings\.dead_line'; did you mean 'settings.deadline'"):
         make_server_app(dead_line=3)
     with pytest.raises(ConfigError, match=r"engine\.compile"):
         make_server_app(out=str(tmp_path))(LoopGrid(None), context(engine__compile=True))
@@ -353,7 +353,7 @@ def test_a_misspelt_key_of_a_nodes_config_is_named(tmp_path: Path) -> None:
     serve(grid, config, settings(tmp_path / "run", wait=1))
     (refused,) = json.loads((tmp_path / "run" / "nodes.json").read_text())["refused"]
     assert refused["node"] == "2"
-    assert refused["reason"] == "config: unknown key 'node-config.levle'; did you mean 'level'?"
+    assert refused["reason"] == "config: unknown key 'node-config.levle'; did you mean 'node-config.level'?"
 
 
 def test_serve_is_what_the_app_calls(tmp_path: Path) -> None:

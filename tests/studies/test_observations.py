@@ -50,8 +50,8 @@ def test_fisher_interval_by_hand() -> None:
 def test_noise_is_not_a_finding() -> None:
     found = [case("HeteroAvg", seed, 0.5 + seed, 0.5, last, 0.0, 0.5) for seed, last in enumerate((0.3, 0.5, 0.7))]
     verdicts = {entry.number: entry.verdict for entry in observe(found)}
-    assert verdicts[1] == "cannot be seen"
-    assert verdicts[3] == "cannot be seen"
+    assert verdicts[1] == "inconclusive"
+    assert verdicts[3] == "inconclusive"
 
 
 @pytest.fixture

@@ -15,24 +15,24 @@ from incofl.cli.analyze import analyze
 from incofl.cli.arguments import show_help
 from incofl.cli.compare import compare
 from incofl.cli.data import data_app
-from incofl.cli.export_adapter import export_adapter
+from incofl.cli.export import export, export_adapter
 from incofl.cli.flower import flower_app
 from incofl.cli.list import list_
 from incofl.cli.plan import plan
 from incofl.cli.report import report
 from incofl.cli.reproduce import reproduce
 from incofl.cli.run import run
+from incofl.cli.watch import watch
 from incofl.errors import IncoflError
 
 typer.core.HAS_RICH = False  # else brackets in help texts are escaped for rich even where its markup is off
 app = typer.Typer(
     help="Federated learning with clients of unequal size. Start with: incofl run demo",
-    add_completion=False,
     suggest_commands=False,  # click does it
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (run, advise, compare, plan, analyze, report, reproduce):
+for command in (run, advise, watch, compare, plan, analyze, report, export, reproduce):
     app.command()(command)
 app.command("list")(list_)
 app.command("export-adapter")(export_adapter)

@@ -17,6 +17,9 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one config key, e.g. data.alpha=0.1; repeatable."),
 ]
+Rounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of rounds.")]
+Seed = Annotated[int | None, typer.Option(min=0, metavar="S", help="Seed of all random streams.")]
+Root = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder that holds the data sets (data.root).")]
 Devices = Annotated[Path | None, typer.Option(metavar="FILE", help="Device classes; each gets the level that fits.")]
 IgnoreLimits = Annotated[bool, typer.Option("--ignore-limits", help="Let a method exceed the limits of devices.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each with one worker.")]
@@ -28,10 +31,14 @@ def out(metavar: str, help: str) -> Any:
     return typer.Option("--out", "-o", metavar=metavar, help=help)
 
 
-def overrides(set_: list[str] | None, **names: str | None) -> list[str]:
-    """Returns the overrides of ``--set``, and those of options that name a method, model or data set."""
-    keys = {"method": "method", "model": "model.name", "data": "data.name"}
-    return [*(set_ or []), *(f"{keys[name]}={json.dumps(value)}" for name, value in names.items() if value is not None)]
+def overrides(set_: list[str] | None, **options: str | int | Path | None) -> list[str]:
+    """Returns the overrides of ``--set``, and those of options of their own, such as ``--method`` and ``--rounds``."""
+    keys = {"model": "model.name", "data": "data.name", "root": "data.root"}
+    given = {keys.get(name, name): value for name, value in options.items() if value is not None}
+    return [
+        *(set_ or []),
+        *(f"{key}={json.dumps(value if isinstance(value, int) else str(value))}" for key, value in given.items()),
+    ]
 
 
 def words(text: str) -> list[str]:

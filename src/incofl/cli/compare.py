@@ -19,6 +19,8 @@ def compare(
     ] = False,
     seeds: Annotated[str, typer.Option(metavar="S,T,...", help="Seeds; every method runs each.")] = "0,1,2",
     model: arg.Model = None,
+    rounds: arg.Rounds = None,
+    root: arg.Root = None,
     set_: arg.Set = None,
     devices: arg.Devices = None,
     out: Annotated[Path, arg.out("DIR", "Folder for the run folders and the tables.")] = Path("runs/comparison"),
@@ -41,7 +43,7 @@ def compare(
     if not names:
         raise ConfigError(f"--methods: got {methods!r}, expected names such as heteroavg,incoavg")
     names += [name for name in BASELINES if baselines and name not in names]
-    overrides = arg.overrides(set_, model=model)
+    overrides = arg.overrides(set_, model=model, rounds=rounds, root=root)
     if devices is not None:
         federations, fleet = place(config, load_devices(devices), overrides=overrides, methods=names)
         overrides += clients_of(fleet, len(federations[names[0]].costs))

@@ -97,11 +97,9 @@ class RunDisplay(Lines):
         evaluated = [row for row in result.history if row["accuracy"] is not None]
         shown = evaluated[:: max(1, -(-len(evaluated) // 16))]  # the table fits a terminal of 80 columns
         highest = max([1.0, *(value for row in shown for value in row["accuracy_by_level"] if value is not None)])
-        bars = "_.:-=+*#@" if self._console.options.ascii_only else " ▁▂▃▄▅▆▇█"
 
         def measured(last: float | None, values: Sequence[float | None]) -> list[str]:
-            steps = [max(0.0, min(1.0, (value or 0.0) / highest)) for value in values]
-            curve = "".join(bars[round(step * (len(bars) - 1))] for step in steps)
+            curve = sparkline(values, highest, self._console.options.ascii_only)
             return ["-" if last is None else f"{last:.3f}", curve]
 
         lines: list[list[str]] = []
@@ -114,6 +112,13 @@ class RunDisplay(Lines):
         mean = measured(result["accuracy"], [row["accuracy"] for row in shown])
         title = f"{result['method']}, {result['rounds']} rounds: test {result['metric']} by level"
         print_table([*lines, ["mean", "", "", "", "", *mean]], title, self._console)
+
+
+def sparkline(values: Sequence[float | None], highest: float, ascii_only: bool = False) -> str:
+    """Returns a character for each value, the taller the larger."""
+    bars = "_.:-=+*#@" if ascii_only else " ▁▂▃▄▅▆▇█"
+    steps = [max(0.0, min(1.0, (value or 0.0) / highest)) for value in values]
+    return "".join(bars[round(step * (len(bars) - 1))] for step in steps)
 
 
 def print_table(lines: Sequence[Sequence[str]], title: str = "", console: Console | None = None) -> None:

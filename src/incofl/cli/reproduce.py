@@ -14,7 +14,8 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, or all.")] = None,
     scale: Annotated[str, typer.Option(metavar="S", help="mini (hours), small (days) or paper (GPUs).")] = "mini",
     part: Annotated[str, typer.Option(metavar="P", help="Part of the study inco: a, b, c, d, or a file.")] = "a",
-    data: Annotated[Path, typer.Option(metavar="DIR", help="Folder of data sets (incofl data fetch).")] = Path("data"),
+    root: arg.Root = None,
+    data: Annotated[Path | None, typer.Option(hidden=True)] = None,  # the earlier name of --root
     seeds: Annotated[str | None, typer.Option(metavar="S,T,...", help="Other seeds than 0,1,2.")] = None,
     set_: arg.Set = None,
     out: Annotated[Path | None, arg.out("DIR", "Run folders and tables [runs/reproduce/SCALE].")] = None,
@@ -34,7 +35,8 @@ def reproduce(
     from incofl.studies import reproduce as study_runs
     from incofl.studies.compare import CAPTION
 
-    overrides = [f"data.root={str(data.expanduser())!r}", *(set_ or [])]
+    folder_of_data = (root or data or Path("data")).expanduser()
+    overrides = [f"data.root={str(folder_of_data)!r}", *(set_ or [])]
     only = None if seeds is None else arg.seeds(seeds)
     # The command as it was given, without places and processes, which do not change the numbers.
     words = [*(["--seeds", seeds] if seeds else []), *(word for key in set_ or [] for word in ("--set", key))]

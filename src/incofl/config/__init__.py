@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -110,8 +111,9 @@ def _checked(tree: dict[str, Any], objects: dict[str, Any], also: Iterable[Any])
         raise ConfigError(f"config: unknown key {old!r}; did you mean {RENAMED[old]!r}?")
     for key in tree:
         if key not in KEYS and key not in sections:
-            elsewhere = [name for name, own in sections.items() if key in (f.name for f in dataclasses.fields(own))]
-            hint = f"; did you mean '{elsewhere[0]}.{key}'?" if elsewhere else nearest(key, [*KEYS, *sections])
+            last = {f.name: f"{name}." for name, own in reversed(sections.items()) for f in dataclasses.fields(own)}
+            near = difflib.get_close_matches(key.lower(), [*KEYS, *sections, *last], n=1)
+            hint = nearest(key, near or [*KEYS, *sections], last.get(near[0], "") if near else "")
             raise ConfigError(f"config: unknown key {key!r}{hint}")
     known = {key: from_table(sections[key], value, key) if key in sections else value for key, value in tree.items()}
     own = {key: known.pop(key) for key in KEYS if key in known}

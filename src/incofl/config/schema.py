@@ -19,7 +19,7 @@ from incofl.split import Kind, Start
 
 Count = Annotated[int, Ge(1)]
 # Keys that may change when a run is resumed, because they cannot change its results.
-UNBOUND = {"rounds", "data.root", "record.every", "record.window", "record.tensorboard"}
+UNBOUND = {"rounds", "data.root", "record.every", "record.window", "record.trackers", "record.tensorboard"}
 UNBOUND |= {f"engine.{key}" for key in ("executor", "workers", "address", "trace", "client_memory")}
 
 
@@ -170,7 +170,9 @@ class RecordConfig:
 
     every: Annotated[int, Ge(0)] = 0  # keep the state at the start and after every this many rounds; 0: only the last
     window: tuple[Count, Count] | None = None  # keep all states from one round to another, such as ``[40, 50]``
-    tensorboard: bool = False  # write TensorBoard event files into the run folder; needs the extra ``tensorboard``
+    # programs that get the numbers of each round, such as ``["tensorboard"]``; each needs the extra of its name
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    tensorboard: bool = False  # the same as ``trackers = ["tensorboard"]``
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window[0] > self.window[1]:

@@ -1,16 +1,12 @@
-"""Receivers of what happens in a run: nobody, a line for every round, TensorBoard."""
+"""Receivers of what happens in a run: nobody, a line for every round."""
 
-import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from incofl.config import Config
 from incofl.engine.build import split_kind
 from incofl.engine.federation import Federation
 from incofl.engine.findings import warnings
 from incofl.engine.run_folder import Row
-from incofl.errors import ConfigError
 
 
 class Progress:
@@ -73,49 +69,3 @@ class Lines(Progress):
         """Returns the metric and the loss of a round."""
         loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
         return loss if row["accuracy"] is None else f"{self._metric} {row['accuracy']:.3f}  {loss}"
-
-
-class TensorBoard(Progress):
-    """Writes each finished round as scalars into event files: ``tensorboard --logdir RUN/tensorboard``.
-
-    A resumed run continues where it was: events of rounds that are computed again are purged, and where there are no
-    event files yet the rounds before are written, too.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            want = "expected the package tensorboard; pip install 'incofl[tensorboard]'"
-            raise ConfigError(f"record.tensorboard: got true, {want}")
-        self._folder = folder
-
-    def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._levels, begun = federation.levels_in_use, any(self._folder.glob("events.*"))
-        self._writer = SummaryWriter(str(self._folder), purge_step=len(rows) + 1 if begun else None)
-        for row in () if begun else rows:
-            self.finished_round(row)
-
-    def finished_round(self, row: Row) -> None:
-        for tag, value in scalars(row, self._levels):
-            self._writer.add_scalar(tag, value, row["round"])
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-def scalars(row: Row, levels: Sequence[int]) -> Iterator[tuple[str, float]]:
-    """What TensorBoard shows of a round: each number by its tag."""
-    of_levels = zip(levels, row["accuracy_by_level"] or (), strict=False)  # none in a round without evaluation
-    named = {
-        "accuracy/mean": row["accuracy"],
-        **{f"accuracy/level_{level}": value for level, value in of_levels},
-        "loss/train": row["loss"],
-        "loss/test": row["test_loss"],
-        **{f"round/{key}": row[key] for key in ("bytes_up", "bytes_down", "seconds")},
-        "round/rejected": len(row["rejected"]),
-    }
-    for tensor, coefficients in (row.get("inco") or {}).items():
-        named |= {f"inco_{key}/{tensor}": value for key, value in coefficients.items()}
-    return ((tag, float(value)) for tag, value in named.items() if value is not None)

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,13 +18,14 @@ from incofl.engine.backend import Backend
 from incofl.engine.build import attackers, outline
 from incofl.engine.checkpoint import Manifest, checkpoint_round, load_checkpoint, save_checkpoint, write_json
 from incofl.engine.federation import Federation
-from incofl.engine.progress import Lines, Progress, TensorBoard
+from incofl.engine.progress import Lines, Progress
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.run_folder import Row, RunFolder, new_folder, summarise
 from incofl.engine.trace import SERVER, Trace
 from incofl.engine.under_attack import UnderAttack
+from incofl.engine.trackers import make_trackers
 from incofl.engine.worker import Worker, keep_freed_memory
-from incofl.errors import ConfigError, RunError
+from incofl.errors import ConfigError, RunError, needs_extra
 from incofl.method import Method
 from incofl.server import Server
 from incofl.split.growth import OPEN
@@ -46,6 +47,17 @@ class Result(dict[str, Any]):
     def model(self, level: int = -1, exit: int | None = None) -> nn.Module:
         """The trained module of a level, ready for evaluation; -1 is the largest. ``exit`` is as in ``load_model``."""
         return self._run.model(level, exit)
+
+    def frame(self) -> Any:
+        """The history as a pandas ``DataFrame``: a line for each round, a column for each number of each level.
+
+        Numbers of levels and of transforms have names such as ``accuracy_by_level.0`` and ``inco.TENSOR.theta``.
+        """
+        with needs_extra("pandas", "frame"):
+            import pandas
+        numbers = self["levels"]
+        rows = [{key: _by_level(value, numbers) for key, value in row.items()} for row in self.history]
+        return pandas.json_normalize(rows).set_index("round")
 
 
 def run(
@@ -113,8 +125,7 @@ class Run:
         self._summary: dict[str, Any] = {}
         keep_freed_memory()
         self.folder.check(self.config, resume)
-        if self.config.record.tensorboard:
-            self._receivers.append(TensorBoard(self.folder.tensorboard))
+        self._receivers += make_trackers(self.config, self.folder.path)
 
     def __enter__(self) -> Self:
         if not self._open:
@@ -357,6 +368,14 @@ def _check_measured(records: RunFolder, server: Server, level: int) -> None:
 def _cannot_be_evaluated(row: Row) -> bool:
     """Whether a round was evaluated, and no level has a finite loss on the test set."""
     return row["accuracy_by_level"] is not None and row["test_loss"] is None
+
+
+def _by_level(value: Any, levels: Sequence[int]) -> Any:
+    """A list with a value for each level as a mapping by level; in ``metrics`` there is one for each metric."""
+    if isinstance(value, dict):
+        return {key: _by_level(inner, levels) for key, inner in value.items()}
+    numbers = isinstance(value, list) and len(value) == len(levels) and all(isinstance(x, float) for x in value)
+    return dict(zip(levels, value, strict=True)) if numbers else value
 
 
 def _mean(values: list[float | None] | None) -> float | None:

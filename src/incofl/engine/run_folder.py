@@ -6,7 +6,7 @@ partition.json            the examples of each client
 metrics.jsonl             a line for each round
 summary.json              the result
 trace.json                a timeline, with engine.trace
-tensorboard/              event files, with record.tensorboard
+tensorboard/, wandb/, mlflow.json   what trackers keep, with record.trackers
 nodes.json                which node is which client and what it can do, for a run on Flower
 checkpoint/state.safetensors   the server after the last finished round
 checkpoint/clients/            what clients remember, for methods that need it

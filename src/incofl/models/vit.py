@@ -70,7 +70,7 @@ class SharedExit(nn.Module):
         nn.init.trunc_normal_(self.token, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        stream = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], dim=1)
+        stream = torch.cat([self.token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
         return self.head(self.norm(self.block(stream)[:, 0]))
 
 
@@ -124,7 +124,7 @@ class VisionTransformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         tokens = self.patch_embed(x).flatten(2).transpose(1, 2)
-        stream = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], dim=1) + self.pos_embed
+        stream = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), tokens], dim=1) + self.pos_embed
         if self.exit_positions:
             return self._from_exits(stream)
         return self.head(self.norm(self.blocks(stream))[:, 0])

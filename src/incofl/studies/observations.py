@@ -107,7 +107,7 @@ def _observe(model: str, found: list[Case]) -> Iterator[Observation]:
     if across is not None and len(found) > 3:
         what = f"correlation of accuracy and CKA at {where} over the {len(found)} runs of all settings, at their end"
         low, high = fisher_interval(across, len(found))
-        verdict = "holds" if low > 0 else "opposite" if high < 0 else "cannot be seen"
+        verdict = "holds" if low > 0 else "opposite" if high < 0 else "inconclusive"
         yield Observation(2, model, what, f"{across:+.2f} [{low:+.2f}, {high:+.2f}]", verdict)
     for setting, own in settings.items():
         shares, pairs = [case.smoother for case in own if case.smoother is not None], min(case.pairs for case in own)

@@ -22,7 +22,8 @@ from incofl.studies.compare import Arm, Watch, folder_of, run_arms, write_tables
 
 STUDIES = ("table1", "table2", "case-study", "ablation", "robustness", "noise", "rules", "buffers")
 SCALES = ("mini", "small", "paper")
-Verdict = Literal["holds", "opposite", "cannot be seen"]
+Verdict = Literal["holds", "opposite", "inconclusive"]
+INCONCLUSIVE: Verdict = "inconclusive"  # our interval holds 0: neither the claim nor its opposite
 Place = tuple[str, str, str]  # section, row, column
 
 
@@ -174,7 +175,7 @@ def verdict_of(difference: Difference | None, claimed: float | None) -> Verdict 
     if difference is None or not claimed:
         return None
     if difference.half_width is None or abs(difference.mean) <= difference.half_width:
-        return "cannot be seen"
+        return INCONCLUSIVE
     return "holds" if (difference.mean > 0) == (claimed > 0) else "opposite"
 
 
@@ -182,15 +183,16 @@ def lines(results: Sequence[Outcome]) -> list[list[str]]:
     """Returns the lines of the table, headings first: ours and the paper's side by side, with the paper's arrows."""
     rows = [["section", "method", "setting", "ours", "difference", "visible from", "paper", "verdict"]]
     for result in results:
-        gap, difference, visible, theirs = result.difference, "", "", "-"
+        gap, difference, visible, theirs, verdict = result.difference, "", "", "-", result.verdict or ""
         if gap is not None:
             half = "" if gap.half_width is None else f" ± {gap.half_width:.1f}"
             difference = f"{arrow(gap.mean)}{half}, {gap.wins} of {len(result.seeds)}"
             visible = "" if gap.visible_from is None else f"{gap.visible_from:.1f}"
+            verdict += f" (could have seen {visible} points)" if verdict == INCONCLUSIVE and visible else ""
         if result.theirs is not None:
             paper_gap = "" if result.their_difference is None else f" ({arrow(result.their_difference)})"
             theirs = f"{result.theirs:g}{paper_gap}"
-        cells = [plus_minus(result.ours), difference, visible, theirs, result.verdict or ""]
+        cells = [plus_minus(result.ours), difference, visible, theirs, verdict]
         rows.append([result.section, result.row, result.column, *cells])
     several = len({result.section for result in results}) > 1
     return rows if several else [row[1:] for row in rows]

@@ -1,0 +1,1 @@
+"""Trained models leave: as files of formats that other programs read."""
