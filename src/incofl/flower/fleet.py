@@ -13,8 +13,9 @@ from flwr.serverapp import Grid
 
 from incofl.client import Upload
 from incofl.costs import DeviceClass, assign
-from incofl.engine.checkpoint import Manifest, write_json
+from incofl.engine.checkpoint import Manifest
 from incofl.engine.federation import ClientLevels, Federation
+from incofl.engine.files import write_json
 from incofl.errors import ConfigError, RunError
 from incofl.flower.protocol import VERSION, Answer, Refusal, decode_answer
 from incofl.flower.settings import Settings
@@ -69,7 +70,7 @@ class Fleet:
         if self._remembers:
             self.manifest[upload.client] = upload.level, round
 
-    def restore(self, manifest: Manifest) -> None:
+    def restore(self, manifest: Manifest, spare: Manifest | None = None) -> None:
         self.manifest = dict(manifest)
 
     def gather(self, round: int, least: int) -> None:
