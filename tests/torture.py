@@ -24,7 +24,7 @@ KEYS += ["local.epochs=1", "rounds=12", "engine.workers=2", "eval.limit=50", "re
 
 
 def command(folder: Path) -> list[str]:
-    return [*RUN, *(word for key in KEYS for word in ("--set", key)), "--out", str(folder), "--resume"]
+    return [*RUN, "demo", *(word for key in KEYS for word in ("--set", key)), "--out", str(folder), "--resume"]
 
 
 def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, bytes]]:
