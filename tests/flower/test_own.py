@@ -98,7 +98,7 @@ def test_own_optimizers_and_loaders_are_used(
 
     states = []
     for name, objects, optimizer in (
-        ("still", theirs, "tests.flower.fleets:no_steps"),
+        ("still", theirs | {"allowed": ["tests.flower.fleets:no_steps"]}, "tests.flower.fleets:no_steps"),
         ("loader", theirs | {"data": loader}, "adamw"),
         ("plain", theirs, "adamw"),
     ):

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 
 from incofl.analysis.runs import Folders, RecordedRun, by_seed, find_runs
-from incofl.engine.checkpoint import write_json
+from incofl.engine.files import write_json
 from incofl.errors import ConfigError, IncoflError, nearest, needs_extra
 
 NAMES = ("similarity", "features", "updates", "environments", "coefficients")

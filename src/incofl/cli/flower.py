@@ -32,6 +32,7 @@ def new(
     """
     from incofl.data import find_source
     from incofl.engine.build import outline
+    from incofl.models.hf import PREFIX
 
     folder = folder.expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -46,6 +47,9 @@ def new(
     fields = {"name": app_name(folder), "clients": clients, "half": (clients + 1) // 2, "preset": preset}
     fields |= {"method": config.method, "data": config.data.name, "rounds": config.rounds}
     fields["overrides"] = "\n".join(f"{key} = {json.dumps(each, ensure_ascii=False)}" for key, each in values.items())
+    named = [config.method, config.model.name, config.data.name, config.task.name, config.local.optimizer]
+    own = sorted({name for name in named if ":" in name and not name.startswith(PREFIX)})
+    fields["allowed"] = f"allowed={json.dumps(own)}" if own else ""  # a node imports nothing that only the server names
     fields["out"] = json.dumps(str(folder.resolve() / "runs" / "first"), ensure_ascii=False)
     fields["levels"] = len(outline(config).splitter.depths)  # what cannot be built is said now
     fields["plan"] = " ".join([preset, *(f"--set {override}" for override in chosen)]).replace('"', "")

@@ -1,20 +1,15 @@
-"""The state of a run after a round, in one file that is either whole or not there."""
+"""The state of a run after a round, in one file that is either whole or not there, and the one before it."""
 
 import dataclasses
-import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-
+from incofl.engine.files import read_header, read_sealed, write_sealed
 from incofl.errors import RunError
 from incofl.server import Server
-from incofl.tensors import Tensors
-
-FORMAT = 1
 
 Manifest = dict[int, tuple[int, int]]  # by client that remembers something: level and 0-based round of that turn
 Identity = Mapping[str, str]  # the digests of what a checkpoint belongs to: ``config`` and ``data``
@@ -28,25 +23,43 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(path: Path, server: Server, identity: Identity, memories: Manifest | None = None) -> None:
-    """Writes the server's state; a crash at any moment leaves the previous checkpoint or this one."""
+    """Writes the server's state; a crash at any moment leaves the checkpoint before it or this one."""
     tensors = {f"shared/{name}": value for name, value in server.shared.items()}
     for kind, tables in (("private", server.private), ("extra", server.extra), ("states", server.states)):
         for table, values in tables.items():
             tensors |= {f"{kind}/{table}/{name}": value for name, value in values.items()}
-    header: dict[str, Any] = {"format": FORMAT, "round": server.round, **identity}
+    header: dict[str, Any] = {"round": server.round, **identity}
     if memories:
         header["memories"] = sorted((client, *when) for client, when in memories.items())
-    # One entry of metadata: several would be written in random order, and equal runs make equal files.
-    metadata = {"incofl": json.dumps(header, sort_keys=True)}
-    write_tensors(path, tensors, metadata)
+    write_sealed(path, tensors, header)
+
+
+def previous(path: Path) -> Path:
+    """Where the checkpoint before one is kept."""
+    return path.with_name(f"previous{path.suffix}")
+
+
+def keep_previous(path: Path) -> None:
+    """Keeps a checkpoint that is about to be replaced, under another name; it stays under its own, too."""
+    if path.exists():
+        previous(path).unlink(missing_ok=True)
+        try:
+            os.link(path, previous(path))
+        except OSError:  # a file system without links
+            shutil.copyfile(path, previous(path))
 
 
 def checkpoint_round(path: Path) -> int:
     """How many rounds the checkpoint has; 0 if there is none."""
-    if not path.exists():
-        return 0
-    with safe_open(path, framework="pt") as file:
-        return int(json.loads(file.metadata()["incofl"])["round"])
+    return _round(path, read_header(path)) if path.exists() else 0
+
+
+def checkpoint_memories(path: Path) -> Manifest:
+    """Which memories of clients a checkpoint needs; none if it cannot be read."""
+    try:
+        return _memories(path, read_header(path)) if path.exists() else {}
+    except RunError:
+        return {}
 
 
 def load_checkpoint(path: Path, start: Server, identity: Identity | None = None) -> Checkpoint:
@@ -54,14 +67,7 @@ def load_checkpoint(path: Path, start: Server, identity: Identity | None = None)
 
     ``start`` is the federation's server before the first round.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("incofl", "{}"))
-            tensors: Tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as problem:
-        raise RunError(f"{path}: damaged checkpoint ({problem}); delete it to start again") from None
-    if header.get("format") != FORMAT:
-        raise RunError(f"{path}: checkpoint format {header.get('format')}, expected {FORMAT}")
+    tensors, header = read_sealed(path)
     for what, expected in (identity or {}).items():
         if header.get(what) != expected:
             found = f"checkpoint of another {what} ({header.get(what)}, expected {expected})"
@@ -69,33 +75,27 @@ def load_checkpoint(path: Path, start: Server, identity: Identity | None = None)
     fields: dict[str, Any] = {"shared": {}, "private": {}, "extra": {}, "states": {}}
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
+        of, _, inner = name.partition("/")
+        if kind not in fields or (kind == "private" and not of.isdecimal()):
+            raise RunError(f"{path}: damaged (it holds {key!r}, which no checkpoint does)")
         table = fields[kind]
         if kind != "shared":
-            of, _, name = name.partition("/")
-            table = table.setdefault(int(of) if kind == "private" else of, {})
+            table, name = table.setdefault(int(of) if kind == "private" else of, {}), inner
         table[name] = value
     if {name: tuple(value.shape) for name, value in fields["shared"].items()} != dict(start.layout.shapes):
         raise RunError(f"{path}: checkpoint of another model; choose another folder")
-    server = dataclasses.replace(start, round=header["round"], **fields)
-    return Checkpoint(server, {client: (level, round) for client, level, round in header.get("memories", [])})
+    server = dataclasses.replace(start, round=_round(path, header), **fields)
+    return Checkpoint(server, _memories(path, header))
 
 
-def atomic_write(path: Path, content: bytes) -> None:
-    """Writes a file that appears under its name only when it is complete and on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+def _round(path: Path, header: Mapping[str, Any]) -> int:
+    if not isinstance(value := header.get("round"), int) or value < 0:
+        raise RunError(f"{path}: damaged (its round is {value!r:.20})")
+    return value
 
 
-def write_json(path: Path, value: object) -> None:
-    """A JSON document, atomically."""
-    atomic_write(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
-def write_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file, atomically."""
-    atomic_write(path, save({name: value.contiguous() for name, value in tensors.items()}, metadata))
+def _memories(path: Path, header: Mapping[str, Any]) -> Manifest:
+    try:
+        return {client: (level, round) for client, level, round in header.get("memories", [])}
+    except (TypeError, ValueError):
+        raise RunError(f"{path}: damaged (it does not say which memories belong to it)") from None

@@ -14,16 +14,26 @@ from torch import nn
 
 from incofl.config import AnyConfig, Config, make_config
 from incofl.data import Data, as_examples
+from incofl.data.cache import digest
 from incofl.engine.backend import Backend
 from incofl.engine.build import attackers, outline
-from incofl.engine.checkpoint import Manifest, checkpoint_round, load_checkpoint, save_checkpoint, write_json
+from incofl.engine.checkpoint import (
+    Checkpoint,
+    checkpoint_memories,
+    checkpoint_round,
+    keep_previous,
+    load_checkpoint,
+    previous,
+    save_checkpoint,
+)
 from incofl.engine.federation import Federation
+from incofl.engine.files import write_json
 from incofl.engine.progress import Lines, Progress
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.run_folder import Row, RunFolder, new_folder, summarise
 from incofl.engine.trace import SERVER, Trace
-from incofl.engine.under_attack import UnderAttack
 from incofl.engine.trackers import make_trackers
+from incofl.engine.under_attack import UnderAttack
 from incofl.engine.worker import Worker, keep_freed_memory
 from incofl.errors import ConfigError, RunError, needs_extra
 from incofl.method import Method
@@ -148,18 +158,25 @@ class Run:
     def _start(self, stack: contextlib.ExitStack) -> None:
         config, folder, federation = self.config, self.folder, self.federation
         self._identity = {"config": config.digest(), "data": federation.data.fingerprint()}
+        has_partition = config.data.partition != "virtual" and len(
+            federation.data.train
+        )  # else it follows, or is not here
+        if has_partition:
+            self._identity["partition"] = digest({str(n): part for n, part in enumerate(federation.partition)})
+        if not folder.config.exists():
+            folder.save_config(config)  # first of all: whatever else is there, it can be resumed
         self.server: Server = federation.start()
         self._store = self._backend.memories(config, federation, folder.memories)
-        memories: Manifest = {}
         if folder.checkpoint.exists():
-            self.server, memories = load_checkpoint(folder.checkpoint, self.server, self._identity)
-        self._store.restore(memories)
+            self.server = self._load_last_good()
+        else:
+            self._store.restore({})
+            self.rows = folder.keep_rows(0)
         if self.server.round > config.rounds:
             least = f"expected at least {self.server.round}: so many are finished already"
             raise ConfigError(f"rounds: got {config.rounds}, {least}")
-        self.rows = folder.keep_rows(self.server.round)
         folder.save_config(config)
-        if config.data.partition != "virtual" and len(federation.data.train):  # else it follows, or is not here
+        if has_partition:
             folder.save_partition(federation.partition)
         if self.server.round < config.rounds:
             folder.save_environment()
@@ -178,6 +195,28 @@ class Run:
         grouping.choices, grouping.say = folder.load_choices(), self._progress.noted
         if config.engine.vectorise == "auto":  # what was measured once holds for the whole run, also when it is resumed
             grouping.on_choice = lambda level, chosen: folder.save_choices(grouping.choices)
+
+    def _load_last_good(self) -> Server:
+        """The server of the last checkpoint, or of the one before it if that, or its records, are damaged."""
+        folder, path = self.folder, self.folder.checkpoint
+
+        def load(path: Path) -> Checkpoint:
+            found = load_checkpoint(path, self.server, self._identity)
+            self.rows = folder.keep_rows(found.server.round)
+            self._store.restore(found.memories, checkpoint_memories(previous(path)))
+            return found
+
+        try:
+            return load(path).server
+        except RunError as problem:
+            try:
+                found = load(previous(path))
+            except RunError:
+                hint = "restore the file from a copy, or start again in another folder"
+                raise RunError(f"{problem}; {hint}") from None
+            previous(path).replace(path)
+            self._progress.noted(f"{problem}; continued from the checkpoint before it, round {found.server.round}")
+            return found.server
 
     def _finish(self) -> None:
         """Writes the summary; an interruption may have come between a record and its checkpoint, or right after."""
@@ -261,6 +300,7 @@ class Run:
             self.folder.append(row)
             if config.record.keeps(server.round):
                 save_checkpoint(self.folder.snapshot(server.round), server, self._identity)
+            keep_previous(self.folder.checkpoint)
             save_checkpoint(self.folder.checkpoint, server, self._identity, store.manifest)
             store.saved()
         self.server = server

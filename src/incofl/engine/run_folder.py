@@ -9,18 +9,22 @@ trace.json                a timeline, with engine.trace
 tensorboard/, wandb/, mlflow.json   what trackers keep, with record.trackers
 nodes.json                which node is which client and what it can do, for a run on Flower
 checkpoint/state.safetensors   the server after the last finished round
+checkpoint/previous.safetensors   the one before, used if that is damaged
+checkpoint/records.crc32       checksums of the lines of metrics.jsonl
 checkpoint/clients/            what clients remember, for methods that need it
 snapshots/round-000010.safetensors   the server after earlier rounds, with record.every or record.window
 """
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import platform
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
@@ -30,9 +34,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict  # that of Python 3.11 does not do for pydantic
 
 from incofl.config import UNBOUND, Config, make_config
-from incofl.engine.checkpoint import atomic_write, write_json
+from incofl.engine.files import append_line, atomic_write, read_json, write_json
 from incofl.errors import RunError
 from incofl.statistics import tail_mean
 from incofl.task import Task
@@ -50,6 +55,7 @@ class RunFolder:
         self.choices = path / "vectorised.json"
         self.trace, self.nodes = path / "trace.json", path / "nodes.json"
         self.checkpoint, self.memories = path / "checkpoint" / "state.safetensors", path / "checkpoint" / "clients"
+        self.checksums = path / "checkpoint" / "records.crc32"
 
     def snapshot(self, round: int) -> Path:
         """The state after some earlier round, with ``record``."""
@@ -64,7 +70,9 @@ class RunFolder:
         """Refuses a folder in which this run must not be started or continued."""
         try:
             occupied = self.config.exists()
-            stray = not occupied and (self.checkpoint.exists() or self.metrics.exists())
+            stray = not occupied and (
+                self.checkpoint.exists() or (self.metrics.exists() and self.metrics.stat().st_size)
+            )
         except OSError as problem:
             raise RunError(f"{self.path}: cannot be read ({problem.strerror}); choose another folder") from None
         if stray:
@@ -104,8 +112,9 @@ class RunFolder:
         """What the rounds are computed with; a resumption is added to what is known of the rounds before it."""
         now = environment()
         if self.environment.exists():
-            known = json.loads(self.environment.read_text())
-            now = known | {"resumed": [*known.get("resumed", []), now]}
+            known = read_json(self.environment, "delete it, and the rounds from here on have a new one")
+            before = known.get("resumed", [])
+            now = known | {"resumed": [*(before if isinstance(before, list) else []), now]}
         write_json(self.environment, now)
 
     def save_partition(self, partition: Sequence[Tensor]) -> None:
@@ -119,7 +128,7 @@ class RunFolder:
         try:
             parts = json.loads(self.partition.read_text())
             indices = [index for part in parts for index in part]
-        except (ValueError, TypeError) as problem:
+        except (ValueError, TypeError, RecursionError) as problem:
             raise RunError(f"{self.partition}: damaged ({problem}); delete the folder to start again") from None
         whole = all(type(index) is int and index >= 0 for index in indices)
         if len(parts) != clients or not whole or len(set(indices)) < len(indices):  # some examples may be left out
@@ -136,36 +145,106 @@ class RunFolder:
             return {}
         try:
             found = {int(level): bool(chosen) for level, chosen in json.loads(self.choices.read_text()).items()}
-        except (ValueError, AttributeError) as problem:
+        except (ValueError, AttributeError, RecursionError) as problem:
             raise RunError(f"{self.choices}: damaged ({problem}); delete the folder to start again") from None
         return found
 
     def append(self, row: Row) -> None:
         """Adds the line of a round. Written before its checkpoint, so a checkpoint never lacks its line."""
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        line = json.dumps(row, allow_nan=False)
+        append_line(self.checksums, _checksum(line))
+        append_line(self.metrics, line)
 
     def rows(self) -> list[Row]:
-        """The lines so far; one that was cut off by a crash is left out."""
-        if not self.metrics.exists():
-            return []
-        rows = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
-        return rows
+        """The lines so far; one that was cut off by a crash is left out, and any other damage is refused."""
+        return [_row(self.metrics, number, line) for number, line in enumerate(self._lines(), 1)]
 
     def keep_rows(self, rounds: int) -> list[Row]:
         """Drops the lines of rounds that the checkpoint does not know: they will be computed again."""
-        rows = [row for row in self.rows() if row["round"] <= rounds]
-        if [row["round"] for row in rows] != list(range(1, rounds + 1)):
-            raise RunError(f"{self.metrics}: lacks rounds that the checkpoint has ({rounds}); delete the folder")
-        atomic_write(self.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        lines, known = self._lines()[:rounds], self._checksums()
+        if len(lines) < rounds:
+            raise RunError(f"{self.metrics}: lacks rounds that the checkpoint has ({rounds})")
+        for number, (line, checksum) in enumerate(zip(lines, known, strict=False), 1):
+            if _checksum(line) != checksum:
+                raise RunError(f"{self.metrics}: damaged (line {number} was altered)")
+        rows = [_row(self.metrics, number, line) for number, line in enumerate(lines, 1)]
+        atomic_write(self.checksums, "".join(f"{_checksum(line)}\n" for line in lines).encode())
+        atomic_write(self.metrics, "".join(f"{line}\n" for line in lines).encode())
         return rows
+
+    def _lines(self) -> list[str]:
+        """The lines that have an end."""
+        if not self.metrics.exists():
+            return []
+        try:
+            *lines, rest = self.metrics.read_bytes().split(b"\n")
+            found = [line.decode() for line in lines]
+        except UnicodeDecodeError as problem:
+            raise RunError(f"{self.metrics}: damaged ({problem})") from None
+        return [*found, rest.decode()] if _is_json(rest) else found
+
+    def _checksums(self) -> list[str]:
+        """Those that were written; a line without one is believed."""
+        if not self.checksums.exists():
+            return []
+        return self.checksums.read_text(encoding="ascii", errors="replace").splitlines()
+
+
+def _checksum(line: str) -> str:
+    return f"{zlib.crc32(line.encode()):08x}"
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+class _Refused(TypedDict):
+    client: int
+    reason: str
+
+
+class _RowShape(TypedDict):
+    """What every line of ``metrics.jsonl`` has; some have more."""
+
+    round: int
+    accuracy: float | None
+    accuracy_by_level: list[float | None] | None
+    loss: float | None
+    clients: list[int]
+    rejected: list[_Refused]
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+
+
+@functools.cache
+def _row_shape() -> Any:
+    from pydantic import ConfigDict, TypeAdapter, with_config  # not needed by commands that only list names
+
+    return TypeAdapter(with_config(ConfigDict(extra="allow", allow_inf_nan=False))(_RowShape))
+
+
+def _row(path: Path, number: int, line: str) -> Row:
+    """The line of a round, if it is one."""
+    from pydantic import ValidationError
+
+    try:
+        row: Row = json.loads(line)
+        _row_shape().validate_python(row, strict=True)
+    except (ValueError, RecursionError, ValidationError) as problem:
+        what = (
+            f"{'.'.join(map(str, problem.errors()[0]['loc']))}: {problem.errors()[0]['msg']}"
+            if isinstance(problem, ValidationError)
+            else str(problem)
+        )
+        raise RunError(f"{path}: damaged (line {number}: {what})") from None
+    if row["round"] != number:
+        raise RunError(f"{path}: damaged (line {number} is of round {row['round']})")
+    return row
 
 
 def new_folder(config: Config) -> Path:

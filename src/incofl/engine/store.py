@@ -1,20 +1,19 @@
 """What clients remember between their turns: all of it on disk, the most recent in memory too.
 
 Crash-safe together with the checkpoint: a memory is written under the number of the round that made it, before the
-checkpoint of that round, and the one it replaces is deleted after it. Whenever a run is interrupted, the memories that
-the checkpoint names are there; any others are leftovers.
+checkpoint of that round, and the one it replaces is deleted when no checkpoint that is kept needs it. Whenever a run is
+interrupted, the memories that the last two checkpoints name are there; any others are leftovers.
 """
 
 from collections import OrderedDict
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from incofl.client import Upload
-from incofl.engine.checkpoint import Manifest, write_tensors
+from incofl.engine.checkpoint import Manifest
 from incofl.engine.federation import Federation
+from incofl.engine.files import read_sealed, write_sealed
 from incofl.errors import RunError
 from incofl.split import Slice
 from incofl.tensors import Tensors, clone, num_bytes
@@ -28,7 +27,8 @@ class ClientStore:
         self._federation, self._folder, self._limit = federation, folder, limit
         self._recent: OrderedDict[int, Tensors] = OrderedDict()
         self._bytes = 0
-        self._replaced: list[Path] = []
+        self._replaced: list[Path] = []  # since the last checkpoint, which needs them
+        self._spare: list[Path] = []  # needed by the checkpoint before it
         self.manifest: Manifest = {}
 
     def get(self, client: int, slice_: Slice) -> Tensors:
@@ -52,7 +52,7 @@ class ClientStore:
         """Replaces what a client remembers, by what it made of a turn."""
         before, self.manifest[client] = self.manifest.get(client), (level, round)
         if self._folder is not None:
-            write_tensors(self._path(client, round), memory)
+            write_sealed(self._path(client, round), memory)
             if before is not None and before[1] != round:
                 self._replaced.append(self._path(client, before[1]))
         self._remember(client, clone(memory))
@@ -64,31 +64,38 @@ class ClientStore:
 
     def saved(self) -> None:
         """Deletes what is replaced for good: call it when the checkpoint is on disk."""
-        for path in self._replaced:
+        for path in self._spare:
             path.unlink(missing_ok=True)
-        self._replaced = []
+        self._spare, self._replaced = self._replaced, []
 
-    def restore(self, manifest: Manifest) -> None:
-        """Goes back to the memories that a checkpoint names; refuses at once if one is missing."""
+    def restore(self, manifest: Manifest, spare: Manifest | None = None) -> None:
+        """Goes back to the memories that a checkpoint names; refuses at once if one is missing.
+
+        ``spare`` are those of the checkpoint before it, which are kept, too; ``None``: as before.
+        """
         assert self._folder is not None
         self.manifest, self._replaced = dict(manifest), []
         self._recent.clear()
         self._bytes = 0
-        expected = {self._path(client, round) for client, (_, round) in manifest.items()}
+        expected = self._paths(manifest)
+        if spare is not None:
+            self._spare = sorted(self._paths(spare) - expected)
         if missing := sorted(path for path in expected if not path.exists()):
             hint = "the run cannot be continued without it: restore the file, or start again in another folder"
             raise RunError(f"{missing[0]}: the memory of a client is missing ({len(missing)} in all); {hint}")
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            if path not in expected:
+            if path not in expected and path not in self._spare:
                 path.unlink()
 
     def _load(self, client: int) -> Tensors:
         if client not in self._recent:
             path = self._path(client, self.manifest[client][1])
             try:
-                self._remember(client, load_file(path))
-            except (OSError, SafetensorError) as problem:
-                raise RunError(f"{path}: the memory of client {client} cannot be read ({problem})") from None
+                memory, _ = read_sealed(path)
+            except RunError as problem:
+                hint = "restore the file from a copy, or start again in another folder"
+                raise RunError(f"{problem}: the memory of client {client} cannot be read; {hint}") from None
+            self._remember(client, memory)
         self._recent.move_to_end(client)
         return self._recent[client]
 
@@ -97,6 +104,9 @@ class ClientStore:
         self._recent[client] = memory
         while self._folder is not None and self._bytes > self._limit and len(self._recent) > 1:
             self._bytes -= num_bytes(self._recent.popitem(last=False)[1])
+
+    def _paths(self, manifest: Manifest) -> set[Path]:
+        return {self._path(client, round) for client, (_, round) in manifest.items()}
 
     def _path(self, client: int, round: int) -> Path:
         assert self._folder is not None

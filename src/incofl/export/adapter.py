@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
-from incofl.engine.checkpoint import write_tensors
+from incofl.engine.files import atomic_write
 from incofl.engine.run import open_run
 from incofl.errors import ConfigError, RunError
 from incofl.methods.adapters import A, B, adapters
@@ -62,7 +63,8 @@ def export_adapter(folder: str | Path, out: str | Path, level: int = -1, **objec
         inference_mode=True,
     )
     saved.save_pretrained(str(out))
-    write_tensors(Path(out) / "adapter_model.safetensors", tensors, {"format": "pt"})
+    contiguous = {name: value.contiguous() for name, value in tensors.items()}
+    atomic_write(Path(out) / "adapter_model.safetensors", save(contiguous, {"format": "pt"}))
     return ranks
 
 

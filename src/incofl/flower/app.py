@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -24,12 +24,13 @@ from incofl.engine.federation import Federation
 from incofl.engine.run import AnyModel, Result, run
 from incofl.engine.worker import Worker, return_freed_memory
 from incofl.errors import ConfigError, IncoflError
-from incofl.flower.backend import FlowerBackend
+from incofl.flower.backend import FACTS, FlowerBackend
 from incofl.flower.memory import NodeMemory
 from incofl.flower.protocol import Answer, Order, decode_order, encode_answer, encode_problem, encode_reply
 from incofl.flower.settings import NodeConfig, Settings, read_run_config
 from incofl.method import Method
 from incofl.models import Model
+from incofl.models.hf import PREFIX
 from incofl.models.pretrained import with_pretrained
 from incofl.options import from_table
 from incofl.split import Slice
@@ -76,7 +77,7 @@ def serve(grid: Grid, config: Config, settings: Settings) -> Result:
         if settings.metrics_port:
             from incofl.flower.monitor import Monitor  # prometheus-client is not needed otherwise
 
-            progress = stack.enter_context(contextlib.closing(Monitor(settings.metrics_port)))
+            progress = stack.enter_context(contextlib.closing(Monitor(settings.metrics_port, settings.metrics_host)))
         backend = FlowerBackend(grid, settings)
         result = run(config, settings.out, resume=settings.resume, progress=progress, backend=backend)
     metric = "" if result["accuracy"] is None else f", {result['metric']} {result['accuracy']:.4g}"
@@ -91,14 +92,18 @@ def make_client_app(
     data: Callable[[Context], Any] | Data | str | None = None,
     method: Method | str | None = None,
     task: Task | str | None = None,
+    allowed: Collection[str] = (),
 ) -> ClientApp:
     """A client app that trains what the server sends; each node is described by a ``NodeConfig``.
+
+    A node imports nothing that only the server names: a ``package.module:attribute`` of the server's config must be one
+    of the objects, or ``allowed``.
 
     The objects are those that ``make_server_app`` was given; of data, the node takes its client's part. If ``data`` is
     a function of Flower's context, it returns the node's own examples, as ``Data`` or in a form that ``Data`` takes,
     which the server never sees. If they have a test part, the node evaluates each model that it receives on it.
     """
-    node, app = Node({"model": model, "data": data, "method": method, "task": task}), ClientApp()
+    node, app = Node({"model": model, "data": data, "method": method, "task": task}, allowed), ClientApp()
     app.train()(lambda message, context: _reply(node.train, message, context))
     app.query()(lambda message, context: _reply(node.introduce, message, context))
     return app
@@ -120,7 +125,8 @@ def _reply(act: Callable[[RecordDict, Context], RecordDict], message: Message, c
 class Node:
     """What a node does, with the objects that it was given."""
 
-    def __init__(self, objects: dict[str, Any]) -> None:
+    def __init__(self, objects: dict[str, Any], allowed: Collection[str] = ()) -> None:
+        self._allowed = allowed
         self._objects = {kind: value for kind, value in objects.items() if value is not None}
         self._own_data = callable(objects["data"])
         self._built: tuple[Any, Config, Federation, Worker] | None = None  # the last, after what it was built from
@@ -181,9 +187,9 @@ class Node:
         """What an order's turns are computed with: built once per process, not once per message."""
         key, objects = (order.config, order.facts, node.data_root, node.device, node.precision), self._objects
         if self._own_data:
-            objects = objects | {"data": self._data(context, json.loads(order.facts))}
+            objects = objects | {"data": self._data(context, _facts(order.facts))}
         if self._built is None or self._built[0] != key:
-            config = _agreed(order.config, objects)
+            config = _agreed(order.config, objects, self._allowed)
             place = dataclasses.replace(config.data, root=node.data_root or config.data.root)
             ours = config.engine
             engine = dataclasses.replace(
@@ -201,20 +207,53 @@ class Node:
         return config, federation, worker
 
 
-def _agreed(toml: str, objects: dict[str, Any]) -> Config:
+def _agreed(toml: str, objects: dict[str, Any], allowed: Collection[str]) -> Config:
     """The server's config, if this node was given the objects that it names."""
-    theirs, hint = tomllib.loads(toml), "give make_server_app and make_client_app the same objects"
+    try:
+        theirs: Any = tomllib.loads(toml)
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+        raise ConfigError(f"config: the server's is not TOML ({problem})") from None
+    hint = "give make_server_app and make_client_app the same objects"
     for kind, (table, key) in OBJECTS.items():
-        named = (theirs[table] if table else theirs)[key]
+        named = _text(theirs, table, key)
         own = name_of(objects[kind]) if kind in objects else "nothing"
         if own != named and (kind in objects or named.startswith(GIVEN)):
             raise ConfigError(f"{kind}: the server has {named}, this node {own}; {hint}")
+        if own != named:
+            _check_allowed(kind, named, allowed)
+    _check_allowed("local.optimizer", _text(theirs, "local", "optimizer"), allowed)
     config = make_config(theirs, **objects)
     ours = tomllib.loads(config.to_toml())
     for key in ours.keys() | theirs.keys():
         if ours.get(key) != theirs.get(key):
             raise ConfigError(f"{key}: the server has {theirs.get(key)}, this node {ours.get(key)}; {hint}")
     return config
+
+
+def _facts(text: str) -> dict[str, Any]:
+    """What the server says of all nodes' data."""
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise ConfigError(f"order.facts: not JSON ({problem})") from None
+    if not isinstance(facts, dict) or facts.keys() - set(FACTS):
+        raise ConfigError(f"order.facts: got {text!r:.80}, expected some of {', '.join(FACTS)}")
+    return facts
+
+
+def _text(values: Any, table: str, key: str) -> str:
+    """A value of the server's config, which must be a text."""
+    inside = values.get(table) if table else values
+    if not isinstance(inside, dict) or not isinstance(value := inside.get(key), str):
+        raise ConfigError(f"{f'{table}.{key}'.strip('.')}: the server has none, expected a name")
+    return value
+
+
+def _check_allowed(kind: str, named: str, allowed: Collection[str]) -> None:
+    """Refuses to import what this node was not installed with."""
+    if ":" in named and not named.startswith(PREFIX) and named not in allowed:
+        hint = f"make_client_app(allowed=[{named!r}]) would allow it"
+        raise ConfigError(f"{kind}: the server names {named!r:.100}, which this node was not installed with; {hint}")
 
 
 def _own_frozen(config: Config, model: Model, slice_: Slice) -> Tensors:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -35,9 +36,9 @@ from incofl.flower import protocol
 from incofl.flower.fleet import Fleet
 from incofl.flower.protocol import TENSORS, Answer, Order, Refusal, Report
 from incofl.flower.settings import Settings
-from incofl.flower.transport import CLOCKS, LOG, SAVED, Exchange
+from incofl.flower.transport import CLOCKS, LOG, REPLY, SAVED, Exchange
 from incofl.server import Server
-from incofl.tensors import Tensors, clone, map_inputs
+from incofl.tensors import Tensors, clone, map_inputs, num_bytes
 
 FACTS = ("name", "classes", "vocabulary", "sequence")  # attributes of ``Data`` that one node's may not show
 
@@ -77,7 +78,8 @@ class FlowerBackend(Backend):
         self._fleet.gather(round, self._least)
         levels, partition, nodes = self._fleet.levels, federation.partition, self._fleet.nodes
         if self._only_nodes_have_examples:  # only the number of a client's examples is asked for
-            partition = [_some((c in nodes and nodes[c].examples) or 0) for c in range(len(levels))]
+            most = self._fleet.most_examples
+            partition = [_some(min(most, (c in nodes and nodes[c].examples) or 0)) for c in range(len(levels))]
         return federation.with_clients(levels, partition), self._fleet.present
 
     def suffices(self, round: int, stats: RoundStats) -> bool:
@@ -147,11 +149,16 @@ class GridExecutor(InProcess):
             while turn.outcome is None:
                 self._look(turn)
                 for other in under_way:
-                    self._look(other, early=True)
+                    if self._early_bytes(under_way) < self.settings.early_bytes:
+                        self._look(other, early=True)
                 if turn.outcome is None:
                     time.sleep(self.settings.poll)
             self.trace.add(str(turn.job), "nodes", start, time.perf_counter())
             yield [self._result(turn, turn.outcome)]
+
+    def _early_bytes(self, under_way: Iterable[Turn]) -> int:
+        """Bytes of the replies that wait on disk."""
+        return sum(turn.bytes_up for turn in under_way if turn.early)
 
     def observed(self) -> Row:
         """What the nodes of the last round measured."""
@@ -190,7 +197,9 @@ class GridExecutor(InProcess):
         content = protocol.encode_order(order, sent | ({"frozen": protocol.arrays(frozen)} if turn.with_frozen else {}))
         group = str(job.round + 1)
         message = Message(content, turn.node, MessageType.TRAIN, ttl=deadline + CLOCKS, group_id=group)
-        turn.exchange = Exchange(self.grid, message, deadline)
+        # A reply has an update and perhaps as much again in addition, never more than the model and what came with it.
+        most = 2 * (protocol.num_bytes(content) + num_bytes(frozen)) + REPLY
+        turn.exchange = Exchange(self.grid, message, deadline, most)
         turn.bytes_down += protocol.num_bytes(content)
 
     def _look(self, turn: Turn, early: bool = False) -> None:
@@ -200,7 +209,9 @@ class GridExecutor(InProcess):
         try:
             if (content := turn.exchange.reply()) is None:
                 return
-            upload, report = protocol.decode_reply(content, self.federation, turn.job, math.prod(self._totals_shape))
+            most = None if len(self.federation.data.train) else self.fleet.most_examples
+            totals = math.prod(self._totals_shape)
+            upload, report = protocol.decode_reply(content, self.federation, turn.job, totals, most)
             value = self._held_out([report])
             if report.tested and (value is None or (self._metric.percent and not 0 <= value <= 1)):
                 name = self.federation.task.first
@@ -260,9 +271,16 @@ class GridExecutor(InProcess):
 
     def _held_out(self, reports: Iterable[Report]) -> float | None:
         """The metric over all examples that nodes hold out; ``None`` if there are none, or if it cannot be computed."""
-        totals = [torch.tensor(report.totals, dtype=torch.float64) for report in reports if report.tested]
-        if not totals:
+        tested = [(torch.tensor(r.totals, dtype=torch.float64), float(r.tested)) for r in reports if r.tested]
+        if not tested:
             return None
+        # Totals grow with the examples; those of a node that claims far more than others count as if it had fewer.
+        most = self.settings.examples_multiple * median(number for _, number in tested)
+        scale = self.settings.examples_multiple * median(float(values.abs().max()) for values, _ in tested)
+        totals = [
+            values * min(1.0, most / number, scale / max(float(values.abs().max()), scale or 1.0))
+            for values, number in tested
+        ]
         try:
             value = float(self._metric.value(torch.stack(totals).sum(0).reshape(self._totals_shape)))
         except (ValueError, ArithmeticError):  # the root of a negative number, from a node that does not tell the truth

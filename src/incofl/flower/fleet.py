@@ -7,14 +7,16 @@ import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from incofl.client import Upload
 from incofl.costs import DeviceClass, assign
-from incofl.engine.checkpoint import Manifest, write_json
+from incofl.engine.checkpoint import Manifest
 from incofl.engine.federation import ClientLevels, Federation
+from incofl.engine.files import write_json
 from incofl.errors import ConfigError, RunError
 from incofl.flower.protocol import VERSION, Answer, Refusal, decode_answer
 from incofl.flower.settings import Settings
@@ -69,7 +71,7 @@ class Fleet:
         if self._remembers:
             self.manifest[upload.client] = upload.level, round
 
-    def restore(self, manifest: Manifest) -> None:
+    def restore(self, manifest: Manifest, spare: Manifest | None = None) -> None:
         self.manifest = dict(manifest)
 
     def gather(self, round: int, least: int) -> None:
@@ -153,6 +155,11 @@ class Fleet:
         node = self.nodes.get(client)
         if node is not None and node.node != id and self._present.get(node.node) == client:  # while it is connected
             raise ConfigError(f"partition-id: got {client}, which node {node.node} is, expected one of its own")
+        if self._settings.bound and node is not None and node.node != id:
+            hint = f"delete its entry in {self._path.name} if that node is gone for good"
+            raise ConfigError(
+                f"partition-id: got {client}, which belongs to the key of node {node.node} (bound); {hint}"
+            )
         if node is None or (node.wanted, node.limits) != (answer.level, answer.limits):
             node = Node(client, id, self._level(id, client, answer), answer.level, answer.limits)
         method, level = self._federation.method.name, self._federation.trained(node.level)
@@ -175,7 +182,7 @@ class Fleet:
         present = set(self._present.values())
         known = (node.client for node in self.nodes.values() if node.node == id)
         never = (client for client in population if client not in self.nodes)
-        free = (client for client in population if client not in present)
+        free = (client for client in population if client not in present and not self._settings.bound)
         if (client := next(itertools.chain(known, never, free), None)) is None:
             raise ConfigError(f"no client number is left for it: data.clients is {len(population)}")
         return client
@@ -195,6 +202,12 @@ class Fleet:
         if smaller := node.level > 0 and (at_once or node.missed >= self._settings.patience):
             node.missed, node.level = 0, node.level - 1
         return smaller
+
+    @property
+    def most_examples(self) -> int:
+        """Number of examples of a node that count, where only nodes know them."""
+        said = [node.examples for node in self.nodes.values() if node.examples]
+        return int(self._settings.examples_multiple * median(said)) if said else 0
 
     @property
     def levels(self) -> ClientLevels:

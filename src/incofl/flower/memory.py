@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import ArrayRecord, RecordDict
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from incofl.data.cache import digest
-from incofl.engine.checkpoint import write_tensors
 from incofl.engine.federation import Federation
+from incofl.engine.files import PRIVATE, read_sealed, write_sealed
 from incofl.engine.store import ClientStore
+from incofl.errors import RunError
 from incofl.flower.protocol import Order, arrays
 from incofl.tensors import Tensors
 
@@ -58,15 +57,17 @@ class NodeMemory:
         if self._folder is None:
             self._state[self._prefix + name] = arrays(tensors)
             return
-        write_tensors(self._folder / f"{name}.safetensors", tensors)
+        for folder in (self._folder.parent, self._folder):  # what clients remember shows something of their examples
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_sealed(self._folder / f"{name}.safetensors", tensors, mode=PRIVATE)
 
     def _load(self, name: str) -> Tensors | None:
         if self._folder is None:
             record = self._state.get(self._prefix + name)
             return record.to_torch_state_dict() if isinstance(record, ArrayRecord) else None
         try:
-            return load_file(self._folder / f"{name}.safetensors")
-        except (OSError, SafetensorError):
+            return read_sealed(self._folder / f"{name}.safetensors")[0]
+        except RunError:
             return None
 
     def _drop_all_but(self, *kept: str) -> None:

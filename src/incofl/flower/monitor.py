@@ -27,7 +27,7 @@ PER_NODE = {
 class Monitor(Lines):
     """Prints a line for every round, and shows the run at a port."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         registry, tested = CollectorRegistry(), "first metric on the server's test set, at the last evaluation"
         self._run = {key: Gauge(f"incofl_{name}", about, registry=registry) for key, (name, about) in RUN.items()}
         of_nodes = {key: (f"incofl_node_{key}", about) for key, about in PER_NODE.items()}
@@ -36,9 +36,10 @@ class Monitor(Lines):
         self._rejected = Counter("incofl_rejected", "turns without an accepted upload", registry=registry)
         self._bytes = Counter("incofl_bytes", "bytes of accepted turns", ["direction"], registry=registry)
         try:
-            self._server, _ = start_http_server(port, registry=registry)
+            self._server, _ = start_http_server(port, host, registry)
         except OSError as problem:
-            raise ConfigError(f"metrics_port: got {port}, which cannot be used ({problem.strerror})") from None
+            where = f"metrics_port: got {port} at {host} (metrics_host)"
+            raise ConfigError(f"{where}, which cannot be used ({problem.strerror})") from None
 
     def close(self) -> None:
         """Frees the port."""

@@ -5,6 +5,7 @@ anything is read: a header that promises a terabyte costs nothing. ``engine.roun
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from io import BytesIO
@@ -17,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import AllowInfNan
 from torch import Tensor
 
-from incofl.client import Upload
+from incofl.client import LocalSettings, Upload
 from incofl.data.cache import digest
 from incofl.engine.federation import Federation, Job
 from incofl.errors import ConfigError, UploadError
@@ -57,13 +58,21 @@ class Answer:
 class Order(Job):
     """What the server tells a node to do."""
 
+    client: Whole = 0
+    level: Whole = 0
+    round: Whole = 0
+    drawn: tuple[Whole, ...] = ()
     run: str = ""  # identifies the run, for what a node remembers of it
     config: str = ""  # the run's config, as TOML
-    memory: tuple[int, int] | None = None  # level and round of the turn from whose memory the node starts
+    memory: tuple[Whole, Whole] | None = None  # level and round of the turn from whose memory the node starts
     known: str = ""  # what the node has said of itself, as far as its slice depends on it; empty: anything
     frozen: str = digest({})  # identifies the frozen part of the slice
     facts: str = "{}"  # attributes of ``Data`` that one node's may not show, as JSON
     version: Whole = VERSION
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{0,64}", self.run):  # it names a folder, which must be inside the state-dir
+            raise ConfigError(f"order.run: got {self.run!r:.80}, expected letters and digits")
 
 
 @options("report")
@@ -100,9 +109,20 @@ def encode_order(order: Order, tensors: Mapping[str, ArrayRecord]) -> RecordDict
 
 
 def decode_order(content: RecordDict) -> tuple[Order, Tensors, Tensors, Tensors]:
-    """The order, the model, what else the method sends, and the frozen part, if it was sent; the server is trusted."""
-    sent = (content[name].to_torch_state_dict() if name in content else {} for name in ("model", "extra", "frozen"))
-    return _read(Order, content["order"]), *sent
+    """The order, the model, what else the method sends, and the frozen part, if it was sent.
+
+    The server is trusted with what is trained, and with nothing else on the node.
+    """
+    order, sent = _read(Order, content.get("order")), []
+    for name in ("model", "extra", "frozen"):
+        record = content.get(name, ArrayRecord())
+        if not isinstance(record, ArrayRecord):
+            raise Refusal(f"{name!r} is not a record of arrays")
+        try:
+            sent.append(record.to_torch_state_dict())
+        except Exception:  # a parser may raise anything at what a stranger sent
+            raise Refusal(f"{name!r} holds what is not an array") from None
+    return order, sent[0], sent[1], sent[2]
 
 
 def encode_reply(upload: Upload, round: int, **measured: Any) -> RecordDict:
@@ -123,8 +143,14 @@ def encode_problem(reason: str, kind: Kind = "") -> RecordDict:
     return RecordDict({"problem": ConfigRecord({"version": VERSION, "reason": reason, "kind": kind})})
 
 
-def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: int = 0) -> tuple[Upload, Report]:
-    """The upload of a job, and what the node measured: ``totals`` numbers if it holds out examples, else none."""
+def decode_reply(
+    content: RecordDict, federation: Federation, job: Job, totals: int = 0, most_examples: int | None = None
+) -> tuple[Upload, Report]:
+    """The upload of a job, and what the node measured: ``totals`` numbers if it holds out examples, else none.
+
+    Where only the node knows its examples, ``most_examples`` count: its weight in the mean and its number of steps, by
+    which FedNova divides, follow from them.
+    """
     _raise_problem(content)
     if "answer" in content:
         raise Refusal("it says other limits than before", "changed", decode_answer(content))
@@ -146,22 +172,36 @@ def decode_reply(content: RecordDict, federation: Federation, job: Job, totals: 
     for name, length in (("labels", classes or 0), ("totals", totals if report.tested else 0)):
         if len(getattr(report, name)) != length:
             raise Refusal(f"{name!r} is not a list of {length} numbers")
-    examples, local = len(federation.partition[job.client]), federation.local
-    if len(federation.data.train) and report.examples != examples:
-        raise Refusal(f"it has {report.examples} examples, expected {examples}; is its data-root another?")
-    most = local.epochs * math.ceil(report.examples / local.batch_size)
-    if report.steps > most:
+    local, claimed, counted = federation.local, report.examples, len(federation.partition[job.client])
+    if most_examples is not None:
+        counted = min(claimed, most_examples)
+    elif claimed != counted:
+        raise Refusal(f"it has {claimed} examples, expected {counted}; is its data-root another?")
+    if sum(report.labels) > (most := claimed * targets_per_example(federation)):
+        raise Refusal(f"it has {sum(report.labels)} labels, expected at most {most}")
+    if report.steps > (most := most_steps(local, claimed)):
         raise Refusal(f"it has made {report.steps} steps, expected at most {most}")
+    steps = min(report.steps, most_steps(local, counted))
     if report.tested and not totals:
         raise Refusal(f"it has tested {report.tested} examples, expected none")
     upload = Upload(
         **tensors,
-        **{name: getattr(report, name) for name in NUMBERS},
+        **{name: getattr(report, name) for name in NUMBERS} | {"examples": counted, "steps": steps},
         slice=slice_,
         labels=None if classes is None else torch.tensor(report.labels),
-        normaliser=federation.method.client.normaliser(local, report.steps),  # scales all updates of a round
+        normaliser=federation.method.client.normaliser(local, steps),  # scales all updates of a round
     )
     return upload, report
+
+
+def most_steps(local: LocalSettings, examples: int) -> int:
+    """Number of steps that a client with so many examples makes at most."""
+    return local.epochs * math.ceil(examples / local.batch_size)
+
+
+def targets_per_example(federation: Federation) -> int:
+    """Number of targets of an example: more than one for texts and segmentations."""
+    return math.prod(federation.data.train.y.shape[1:])
 
 
 def decode_answer(content: RecordDict) -> Answer:

@@ -29,6 +29,15 @@ class Settings:
     patience: Positive = 2  # number of deadlines that a node may miss in a row before it gets a smaller model
     poll: Annotated[float, Gt(0)] = 0.5  # seconds between two looks for a reply
     metrics_port: Count = 0  # port of an endpoint for Prometheus; 0: none
+    metrics_host: str = "127.0.0.1"  # address of that endpoint, which everybody who reaches it can read
+    # whether a client number belongs to the node that had it first, whose id is that of its key. Without keys leave it
+    # out: a node has another id after every restart
+    bound: bool = False
+    # where only nodes know their examples, a node's count for at most this many times the median of all nodes
+    examples_multiple: Annotated[float, Ge(1)] = 10.0
+    early_bytes: Positive = (
+        4 * 2**30
+    )  # of replies that wait on disk to be added up; beyond it they wait at the SuperLink
 
     def check(self, config: Config) -> None:
         """Refuses to wait for more nodes, or more replies, than there can be."""

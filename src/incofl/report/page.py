@@ -9,7 +9,7 @@ from typing import Any
 import incofl
 from incofl.analysis.analyze import default_out
 from incofl.analysis.runs import Folders, Groups, read_groups
-from incofl.engine.checkpoint import atomic_write
+from incofl.engine.files import atomic_write
 from incofl.errors import needs_extra
 from incofl.report import tables
 from incofl.report.figures import CURVES, by_level, cohorts, of_section

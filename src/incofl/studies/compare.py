@@ -31,7 +31,7 @@ from incofl.config import AnyConfig, Config, find_parts, make_config
 from incofl.config.resolve import GIVEN
 from incofl.data import Data
 from incofl.engine.build import outline
-from incofl.engine.checkpoint import write_json
+from incofl.engine.files import write_json
 from incofl.engine.processes import start_python
 from incofl.engine.progress import Lines, Progress
 from incofl.engine.run import AnyModel, run

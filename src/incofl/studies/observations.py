@@ -17,7 +17,7 @@ from incofl.analysis.analyze import Options
 from incofl.analysis.runs import RecordedRun
 from incofl.analysis.similarity import similarity
 from incofl.analysis.updates import layers, shallow_smoother
-from incofl.engine.checkpoint import write_json
+from incofl.engine.files import write_json
 from incofl.engine.run_folder import environment
 from incofl.statistics import correlation, paired, plus_minus, tail_mean
 from incofl.studies.compare import folder_of, write_tables

@@ -1,0 +1,89 @@
+"""Kills a run without warning at random moments, again and again: every resumption must succeed, and end bit-equal.
+
+usage: python tests/torture.py [--kills 50] [--seed 0] [--folder DIR]
+
+The run has two worker processes and a method whose clients remember something. When it is finished, it is compared with
+an undisturbed run and started anew, until all kills are spent.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+RUN = [sys.executable, "-m", "incofl", "run", "--quiet"]
+KEYS = ["method=incoscaffold", "data.clients=10", "data.limit=200", "cohort=4", "model.name=tiny-mlp"]
+KEYS += ["local.epochs=1", "rounds=12", "engine.workers=2", "eval.limit=50", "record.every=4"]
+
+
+def command(folder: Path) -> list[str]:
+    return [*RUN, "demo", *(word for key in KEYS for word in ("--set", key)), "--out", str(folder), "--resume"]
+
+
+def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, bytes]]:
+    """All that must not depend on interruptions: the state, the rows without durations, what clients remember."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    named = json.loads((folder / "summary.json").read_text())
+    assert named["status"] == "done", named
+    state, clients = folder / "checkpoint" / "state.safetensors", folder / "checkpoint" / "clients"
+    memories = {path.name: path.read_bytes() for path in sorted(clients.iterdir()) if path.suffix == ".safetensors"}
+    return state.read_bytes(), [row | {"seconds": 0} for row in rows], memories
+
+
+def same(ours: tuple[Any, Any, dict[str, bytes]], theirs: tuple[Any, Any, dict[str, bytes]]) -> bool:
+    """Whether two outcomes are equal; of memories that an interruption has left over, those that both have."""
+    shared = ours[2].keys() & theirs[2].keys()
+    return ours[:2] == theirs[:2] and all(ours[2][name] == theirs[2][name] for name in shared) and len(shared) > 0
+
+
+def torture(folder: Path, kills: int, seed: int) -> str:
+    """Kills runs so many times; raises if one cannot be resumed or ends differently. Returns what was done."""
+    chance = random.Random(seed)
+    begun = time.monotonic()
+    subprocess.run(command(folder / "whole"), check=True, stdout=subprocess.DEVNULL)
+    whole, span, before_any, finished = outcome(folder / "whole"), time.monotonic() - begun, 0, 0
+    number, left = 0, kills
+    while left:
+        killed = folder / f"killed-{number}"
+        process = subprocess.Popen(command(killed), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            _, errors = process.communicate(timeout=chance.uniform(0.2, 1.2) * span)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            left -= 1
+            before_any += not (killed / "checkpoint" / "state.safetensors").exists()
+            continue
+        assert process.returncode == 0, errors.decode()
+        assert same(outcome(killed), whole), f"{killed} differs from {folder / 'whole'}"
+        shutil.rmtree(killed)
+        finished, number = finished + 1, number + 1
+    killed = folder / f"killed-{number}"
+    subprocess.run(command(killed), check=True, stdout=subprocess.DEVNULL)
+    assert same(outcome(killed), whole), f"{killed} differs from {folder / 'whole'}"
+    minutes = (time.monotonic() - begun) / 60
+    return (
+        f"{kills} kills ({before_any} before the first checkpoint), {finished + 1} runs finished, all bit-equal, "
+        f"{minutes:.1f} minutes"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        print(torture(arguments.folder or Path(temporary), arguments.kills, arguments.seed))
+
+
+if __name__ == "__main__":
+    main()
