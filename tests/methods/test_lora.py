@@ -260,8 +260,8 @@ def test_where_nobody_learns_the_model_stays(name: str, clients: tuple[int, ...]
     c.uploads = [dataclasses.replace(u, update={n: 0 * x for n, x in u.update.items()}) for u in c.uploads]
     before, after, scale = c.server.shared, c.after().shared, Lora().scale(8)
     for adapter in c.adapters:
-        whole = [state[adapter.base] + scale * state[adapter.b] @ state[adapter.a] for state in (before, after)]
-        assert close(*whole)
+        was, now = (state[adapter.base] + scale * state[adapter.b] @ state[adapter.a] for state in (before, after))
+        assert close(was, now)
         assert name == "raflora" or close(before[adapter.base], after[adapter.base])
 
 
@@ -272,8 +272,8 @@ def test_rules_that_count_missing_ranks_as_zeros_shrink_them(name: str) -> None:
     c.uploads = [dataclasses.replace(u, update={n: 0 * x for n, x in u.update.items()}) for u in c.uploads]
     before, after, scale = c.server.shared, c.after().shared, Lora().scale(8)
     for adapter in c.adapters:
-        whole = [state[adapter.base] + scale * state[adapter.b] @ state[adapter.a] for state in (before, after)]
-        assert not close(*whole, 0.1)
+        was, now = (state[adapter.base] + scale * state[adapter.b] @ state[adapter.a] for state in (before, after))
+        assert not close(was, now, 0.1)
 
 
 @pytest.mark.parametrize(("name", "round"), [("ffa", 0), ("ffa", 1), ("rolora", 0), ("rolora", 1)])

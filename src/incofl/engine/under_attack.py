@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from incofl.attacks import COLLUDING, Attack
 from incofl.client import Upload
-from incofl.engine.checkpoint import write_tensors
+from incofl.engine.files import write_sealed
 from incofl.engine.executor import Executor, Lost
 from incofl.engine.federation import Job
 from incofl.server import Server
@@ -57,7 +57,7 @@ class UnderAttack(Executor):
         tables = ("update", "buffers")
         if not first:
             tensors = {f"{table}/{n}": v for table in tables for n, v in getattr(upload, table).items()}
-            write_tensors(self._folder / f"client-{upload.client}-round-{round}.safetensors", tensors)
+            write_sealed(self._folder / f"client-{upload.client}-round-{round}.safetensors", tensors)
             return upload
         found = load_file(first[0])
         old: dict[str, Any] = {

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
-from incofl.engine.checkpoint import atomic_write, write_tensors
+from incofl.engine.files import atomic_write
 from incofl.errors import needs_extra
 from incofl.models.model import EXAMPLES
 from incofl.tensors import Inputs, call, map_inputs
@@ -103,7 +103,7 @@ def quiet() -> Iterator[None]:
 
 
 def _write_state(module: Any, path: Path) -> None:
-    write_tensors(path, module.state_dict(), {"format": "pt"})
+    atomic_write(path, save({name: value.contiguous() for name, value in module.state_dict().items()}, {"format": "pt"}))
 
 
 def _read_state(path: Path, module: nn.Module) -> Runner:
