@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from incofl.config import Config
-from incofl.engine.files import write_json
 from incofl.engine.federation import Federation
+from incofl.engine.files import write_json
 from incofl.engine.progress import Progress
 from incofl.engine.run_folder import Row
 from incofl.errors import ConfigError

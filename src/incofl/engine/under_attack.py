@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from incofl.attacks import COLLUDING, Attack
 from incofl.client import Upload
-from incofl.engine.files import write_sealed
 from incofl.engine.executor import Executor, Lost
 from incofl.engine.federation import Job
+from incofl.engine.files import write_sealed
 from incofl.server import Server
 from incofl.tensors import clone
 from incofl.upload import kept

@@ -103,7 +103,8 @@ def quiet() -> Iterator[None]:
 
 
 def _write_state(module: Any, path: Path) -> None:
-    atomic_write(path, save({name: value.contiguous() for name, value in module.state_dict().items()}, {"format": "pt"}))
+    state = {name: value.contiguous() for name, value in module.state_dict().items()}
+    atomic_write(path, save(state, {"format": "pt"}))
 
 
 def _read_state(path: Path, module: nn.Module) -> Runner:

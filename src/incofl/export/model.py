@@ -16,8 +16,8 @@ import incofl
 from incofl.config import Config, find_parts
 from incofl.costs import human
 from incofl.engine.build import build_data
-from incofl.engine.files import atomic_write
 from incofl.engine.federation import Federation
+from incofl.engine.files import atomic_write
 from incofl.engine.run import open_run
 from incofl.errors import ConfigError, DataError, IncoflError, RunError, nearest
 from incofl.export.folding import fold_batch_norms
