@@ -164,7 +164,7 @@ class Run:
         grouping = self._executor.grouping
         grouping.choices, grouping.say = folder.load_choices(), self._progress.noted
         if config.engine.vectorise == "auto":  # what was measured once holds for the whole run, also when it is resumed
-            grouping.on_choice = lambda level, chosen: folder.save_choices(grouping.choices)
+            grouping.on_choice = lambda: folder.save_choices(grouping.choices)
 
     def _finish(self) -> None:
         """Writes the summary; an interruption may have come between a record and its checkpoint, or right after."""
