@@ -1,7 +1,8 @@
 """The engine against others: Flower's simulation, Apple's pfl, and a new process for every client.
 
 usage: python benchmarks/peers.py [--root DIR] [--rounds 3] [--repeats 3] [--clients 100] [--cohort 10] [--width 0.25]
-                                  [--workers 2] [--only incofl,flower,pfl,process-per-client] [--examples N] [--small]
+                                  [--workers 2] [--only incofl,flower,pfl,process-per-client] [--examples N]
+       python benchmarks/peers.py --small [--work 20x1,20x5,200x1,200x5] [--clients 100] [--cohort 10] [...]
 
 Every engine plays the same rounds: the same cohorts, sub-models, batches and local steps, by the same code, in as many
 processes of one torch thread each. What is compared is what an engine adds: starting, waiting, sending, averaging. DIR
@@ -10,8 +11,8 @@ a claim. The peers are optional, tried with flwr 1.41.0, ray 2.55.1 and pfl 0.6.
 flwr and pfl ask for older versions of typer, rich and packaging than constraints.txt has, and work with these: install
 the two with --no-deps and then what else they need.
 
-With --small the clients are small ones: tiny-mlp, 20 embedded digits each, one epoch; in incofl they train side by side
-(engine.vectorise), which in the other engines nobody can.
+With --small the clients are small ones: tiny-mlp on embedded digits, of some numbers of examples and epochs; in incofl
+they train side by side (engine.vectorise), which in the other engines nobody can.
 
 Each engine runs in a process of its own, in turn, and the ratio is taken within each turn. The first round loads data
 and starts workers; it is not counted. A new process for every client has nothing to warm up: it starts from the server
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(ENGINES), help="engines to run, separated by commas")
     parser.add_argument("--examples", type=int, help="use only so many training examples")
     parser.add_argument("--small", action="store_true", help="many clients with little to do")
+    parser.add_argument("--work", default="20x1", help="with --small, examples x epochs, several separated by commas")
     # For the processes that this program starts:
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--start", type=Path, help=argparse.SUPPRESS)
@@ -88,7 +90,9 @@ def main() -> None:
 def make_config(arguments: argparse.Namespace) -> Config:
     """The paper's federation, narrower, or one of small clients."""
     if arguments.small:
-        return load_config(None, [*SMALL, *(f"{key}={getattr(arguments, name)}" for key, name in SIZES.items())])
+        examples, _, epochs = arguments.work.partition("x")
+        sizes = [f"{key}={getattr(arguments, name)}" for key, name in SIZES.items()]
+        return load_config(None, [*SMALL, *sizes, f"data.examples={examples}", f"local.epochs={epochs}"])
     overrides = [
         "method=heteroavg",
         f"model.width={arguments.width}",
@@ -103,8 +107,8 @@ def make_config(arguments: argparse.Namespace) -> Config:
 
 
 # The federation of small clients, and what of it arguments say.
-SMALL = ["method=heteroavg", "model.name=tiny-mlp", "split.kind=layer", "data.partition=virtual", "data.examples=20"]
-SMALL += ["local.epochs=1", "local.batch_size=20", "engine.vectorise=true"]
+SMALL = ["method=heteroavg", "model.name=tiny-mlp", "split.kind=layer", "data.partition=virtual"]
+SMALL += ["local.batch_size=20", "engine.vectorise=true"]
 SIZES = {"data.clients": "clients", "cohort": "cohort", "engine.workers": "workers"}
 
 
@@ -141,25 +145,36 @@ def run_incofl(config: Config, federation: Federation, server: Server, rounds: i
         executor.close()
 
 
+# By engine: the seconds of each counted round in each repeat, and the largest difference from incofl after each round.
+Seconds, Differences = dict[str, list[list[float]]], dict[str, list[float]]
+
+
 def compare(arguments: argparse.Namespace) -> None:
     """Lets the engines play in turn, and publishes the ratios."""
     versions = {name: find_version(packages) for name, (packages, _) in ENGINES.items()}
     chosen = [name for name in ENGINES if name in ("incofl", *arguments.only.split(","))]  # incofl is the measure
     present = [name for name in chosen if versions[name] is not None]
-    seconds: dict[str, list[list[float]]] = {name: [] for name in present}
-    differences: dict[str, list[float]] = {}
+    works = arguments.work.split(",") if arguments.small else [""]
+    measured = {work: compare_one(arguments, present, work) for work in works}
+    publish(arguments, chosen, versions, measured)
+
+
+def compare_one(arguments: argparse.Namespace, present: list[str], work: str) -> tuple[Seconds, Differences]:
+    """Lets the engines play rounds of clients with some work in turn."""
+    seconds: Seconds = {name: [] for name in present}
+    differences: Differences = {}
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(arguments.repeats):
             played = {}
             for name in present:
-                played[name] = start_engine(name, arguments.workers, Path(folder))
+                played[name] = start_engine(name, arguments.workers, work, Path(folder))
                 # The last rounds are the counted ones, whether or not the engine was warmed up.
                 seconds[name].append([p["seconds"] for p in played[name]][-arguments.rounds :])
                 total = sum(seconds[name][-1])
-                print(f"repeat {repeat + 1}, {name}: {arguments.rounds} round(s) in {total:.1f} s", flush=True)
+                print(f"{work} repeat {repeat + 1}, {name}: {arguments.rounds} round(s) in {total:.1f} s", flush=True)
             # Results do not depend on the repeat.
             differences = {name: difference(played["incofl"], played[name]) for name in present}
-    publish(arguments, chosen, versions, seconds, differences)
+    return seconds, differences
 
 
 def find_version(packages: tuple[str, ...]) -> str | None:
@@ -170,7 +185,7 @@ def find_version(packages: tuple[str, ...]) -> str | None:
         return None
 
 
-def start_engine(name: str, workers: int, folder: Path) -> list[dict[str, Any]]:
+def start_engine(name: str, workers: int, work: str, folder: Path) -> list[dict[str, Any]]:
     """Runs this program again for one engine, and reads the rounds that it saved."""
     out = folder / f"{name}.pt"
     out.unlink(missing_ok=True)
@@ -178,6 +193,7 @@ def start_engine(name: str, workers: int, folder: Path) -> list[dict[str, Any]]:
     if name == "pfl":  # its workers are ranks of torch.distributed
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
     command = [*launcher, __file__, *sys.argv[1:], "--engine", name, "--out", str(out)]
+    command += ["--work", work] if work else []
     if name == "process-per-client":
         command += ["--start", str(folder / "incofl.pt")]
     environment = os.environ | QUIET | {"FLWR_HOME": str(folder / "flwr")}
@@ -208,51 +224,55 @@ def publish(
     arguments: argparse.Namespace,
     chosen: list[str],
     versions: dict[str, str | None],
-    seconds: dict[str, list[list[float]]],
-    differences: dict[str, list[float]],
+    measured: dict[str, tuple[Seconds, Differences]],
 ) -> None:
     """Writes the table, and every measurement."""
-    rows = []
-    engines: dict[str, Any] = {}
-    for name in chosen:
-        if name not in seconds:
-            rows.append([name, "not installed", "-", "-", "-"])
-            continue
-        per_minute = [60 * arguments.rounds / sum(turn) for turn in seconds[name]]
-        ratios = [sum(turn) / sum(ours) for ours, turn in zip(seconds["incofl"], seconds[name], strict=True)]
-        ours = name == "incofl"
-        rows.append(
-            [
-                name,
-                str(versions[name]),
-                f"{statistics.median(per_minute):.2f}",
-                "1" if ours else measure.spread(ratios),
-                "-" if ours else f"at least {5 if arguments.small else ENGINES[name][1]:g}",
-            ]
-        )
-        engines[name] = {
-            "version": versions[name],
-            "seconds": seconds[name],
-            "rounds_per_minute": per_minute,
-            "incofl_times_as_fast": ratios,
-            "difference_by_round": differences[name],
-        }
+    rows, engines = [], dict[str, dict[str, Any]]()
+    for work, (seconds, differences) in measured.items():
+        first = [work.replace("x", " examples, ") + " epoch(s)"] if work else []
+        engines[work] = {}
+        for name in chosen:
+            if name not in seconds:
+                rows.append([*first, name, "not installed", "-", "-", "-"])
+                continue
+            per_minute = [60 * arguments.rounds / sum(turn) for turn in seconds[name]]
+            ratios = [sum(turn) / sum(ours) for ours, turn in zip(seconds["incofl"], seconds[name], strict=True)]
+            least = ENGINES[name][1] if not work else {"20x1": 5.0}.get(work)
+            rows.append(
+                [
+                    *first,
+                    name,
+                    str(versions[name]),
+                    f"{statistics.median(per_minute):.2f}",
+                    "1" if name == "incofl" else measure.spread(ratios),
+                    "-" if name == "incofl" or least is None else f"at least {least:g}",
+                ]
+            )
+            engines[work][name] = {
+                "version": versions[name],
+                "seconds": seconds[name],
+                "rounds_per_minute": per_minute,
+                "incofl_times_as_fast": ratios,
+                "difference_by_round": differences[name],
+            }
     data = "CIFAR-10" if arguments.root else "the digits of scikit-learn, too few for a claim"
     limit = f", {arguments.examples} training examples" if arguments.examples else ""
     model = f"ResNet10 to ResNet26 at width {arguments.width:g}"
     if arguments.small:
-        data, limit, model = "20 embedded digits a client", "", "five sizes of tiny-mlp"
+        data, limit, model = "embedded digits", "", "five sizes of tiny-mlp"
     text = (
         f"The same rounds in each engine: {data}{limit}; {arguments.clients} clients, {arguments.cohort} in a round, "
         f"{model}, {arguments.workers} processes of one thread.\n\n"
     )
     columns = ["engine", "version", "rounds per minute (median)", "incofl is x times as fast", "target"]
-    text += measure.table(columns, rows)
+    text += measure.table([*(["work of a client"] if arguments.small else []), *columns], rows)
     text += "\nLargest difference of the server model from incofl's after the first and the last common round: "
-    text += "; ".join(f"{name} {d[0]:.1g}, {d[-1]:.1g}" for name, d in differences.items()) + ".\n"
+    told = [(work, name, d) for work, (_, found) in measured.items() for name, d in found.items()]
+    text += "; ".join(f"{work} {name} {d[0]:.1g}, {d[-1]:.1g}".strip() for work, name, d in told) + ".\n"
     settings = {key: value for key, value in vars(arguments).items() if key not in ("root", "engine", "start", "out")}
-    measured = {"data": "cifar10" if arguments.root else "digits", "settings": settings, "engines": engines}
-    measure.publish("peers-small" if arguments.small else "peers", text, measured)
+    data = "cifar10" if arguments.root else "digits"
+    found = {"work": engines} if arguments.small else {"engines": engines[""]}
+    measure.publish("peers-small" if arguments.small else "peers", text, {"data": data, "settings": settings, **found})
 
 
 if __name__ == "__main__":

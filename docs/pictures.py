@@ -84,9 +84,15 @@ def small() -> None:
             peers = json.loads((results / "peers-small.json").read_text())
             count = peers["settings"]["cohort"] * peers["settings"]["rounds"] / peers["settings"]["workers"]
             for name, mark in (("flower", "^"), ("pfl", "v")):
-                if name in peers["engines"]:
-                    spent = [1000 * sum(turn) / count for turn in peers["engines"][name]["seconds"]]
-                    axes.plot([1], [np.median(spent)], mark, color=COLOURS[3], ms=8, label=name)
+                spent = {
+                    int(examples) * int(epochs) // 20: np.median(
+                        [1000 * sum(turn) / count for turn in found["seconds"]]
+                    )
+                    for work, engines in peers["work"].items()
+                    if (found := engines.get(name)) is not None
+                    for examples, epochs in [work.split("x")]
+                }
+                axes.plot(list(spent), list(spent.values()), marker=mark, color=COLOURS[3], ls="--", label=name)
         axes.set(xscale="log", yscale="log", xlabel="steps of a client", title=model)
         axes.legend(frameon=False, fontsize=8)
     panels[0].set_ylabel("ms of a processor per client")

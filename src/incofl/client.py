@@ -206,6 +206,7 @@ class Trainee:
         self._fits = can_fuse(list(self.parameters.values()))
         self._small = sum(parameter.numel() for parameter in self.parameters.values()) <= SMALL
         self._checked: Tensors | None = None  # the last state that fitted
+        self._places: list[tuple[dict[str, Any], str]] = []  # where its values go
         self._train()
 
     def entry(self, name: str) -> Tensor:
@@ -221,8 +222,9 @@ class Trainee:
             same = self._plain and state.keys() == self._tables.keys()
             fits = same and all(self.entry(name).shape == value.shape for name, value in state.items())
             self._checked = state if fits else None
+            self._places = [self._tables[name] for name in state] if fits else []
         if self._checked is not None:
-            torch._foreach_copy_([self.entry(name) for name in state], list(state.values()))
+            torch._foreach_copy_([table[key] for table, key in self._places], list(state.values()))
         else:
             self.model.load_state_dict(state)
         if not self.model.training:  # it has been evaluated

@@ -54,13 +54,16 @@ class FusedAdam(Fused):
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__(parameters)
-        self._means, self._squares = ([torch.zeros_like(p) for p in self._parameters] for _ in range(2))
-        self._steps = [torch.zeros(()) for _ in self._parameters]
+        sizes, like = [p.numel() for p in self._parameters], [torch.empty_like(p) for p in self._parameters]
+        self._moments = like[0].new_empty(2 * sum(sizes))  # all in one, to be cleared at once
+        parts = zip(self._moments.split(sizes * 2), like * 2, strict=True)  # type: ignore[no-untyped-call]
+        both = [part.as_strided(own.shape, own.stride(), part.storage_offset()) for part, own in parts]
+        self._means, self._squares = both[: len(sizes)], both[len(sizes) :]
 
     def begin(self, lr: float, momentum: float, nesterov: bool, weight_decay: float) -> None:
         super().begin(lr, momentum, nesterov, weight_decay)
-        for state in (self._means, self._squares, self._steps):
-            torch._foreach_zero_(state)
+        self._moments.zero_()
+        self._steps = [torch.zeros(())] * len(self._parameters)  # one for all, as long as all move
 
     def narrow(self, parameters: Sequence[Tensor]) -> None:
         super().narrow(parameters)
@@ -73,9 +76,11 @@ class FusedAdam(Fused):
         moving = self._moving()
         if not moving:
             return
+        if len(moving) < len(self._parameters):
+            self._steps = [step.clone() for step in self._steps]
         states = [self._parameters, self._means, self._squares, self._steps]
         parameters, means, squares, steps = ([state[at] for at in moving] for state in states)
-        torch._foreach_add_(steps, 1)
+        torch._foreach_add_(list({id(step): step for step in steps}.values()), 1)
         self._kernel(
             parameters,
             [parameter.grad for parameter in parameters],

@@ -16,7 +16,8 @@ from incofl.client import ClientRule, Local
 from incofl.data import Data
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
-from incofl.engine.federation import Federation
+from incofl.engine.federation import Federation, Job
+from incofl.engine.grouping import Way, faster
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.vectorised import StackJob, stackable
 from incofl.engine.worker import Worker
@@ -285,6 +286,39 @@ def test_a_diverging_client_is_rejected_and_the_others_count() -> None:
     assert rejected == also
     assert [r["client"] for r in rejected] == [9]
     assert difference(side, turns) < 1e-4
+
+
+def test_auto_takes_what_ends_a_round_sooner() -> None:
+    """By hand: 40 turns of 1 s, or two stacks of 9 s. On one worker 40 s or 18 s, on two 20 or 9, on eight 5 or 9."""
+    level = Way(40.0, 1.0), Way(18.0, 9.0)
+    assert faster({0: level}, 1) == faster({0: level}, 2) == {0: True}
+    assert faster({0: level}, 8) == {0: False}
+    assert faster({0: (Way(40.0, 1.0), Way(41.0, 20.0))}, 1) == {0: False}
+    # Other levels fill the workers: the stacks of five levels are 90 s of work for eight, 11.25 s; turns are 25 s.
+    assert faster(dict.fromkeys(range(5), level), 8) == dict.fromkeys(range(5), True)
+    # A third level's turn of 30 s ends last anyway: then the way with less work is taken.
+    assert faster({0: level, 1: (Way(30.0, 30.0), Way(90.0, 45.0))}, 8) == {0: True, 1: False}
+    assert faster({}, 8) == {}
+
+
+def test_auto_measures_turns_of_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that ticks once for each example of a turn, and for each client of a stack by its longest turn."""
+    clock = [0.0]
+
+    def tick(self: Worker, server: Server, job: Job | StackJob, memory: Any = None) -> None:
+        examples = [federation.num_examples(one.client) for one in (job.jobs if isinstance(job, StackJob) else [job])]
+        clock[0] += max(examples) * (len(examples) if isinstance(job, StackJob) else 1)
+
+    federation = tiny_federation("model.name=tiny-mlp", "engine.vectorise=auto", "split.levels=[3]")
+    monkeypatch.setattr(Worker, "do", tick)
+    monkeypatch.setattr("incofl.engine.grouping.perf_counter", lambda: clock[0])
+    executor, jobs = InProcess(federation), federation.schedule(0, 10)
+    sizes = [federation.num_examples(job.client) for job in jobs]  # from many to few
+    turns, stacks = executor.grouping._measure(federation.start(), jobs)
+    assert (turns.longest, turns.total) == (sizes[0], 10 * (sizes[1] + sizes[5] + sizes[8]) / 3)
+    assert stacks.longest == stacks.total == 10 * sizes[0]
+    executor.grouping(federation.start(), jobs)
+    assert executor.grouping.choices == {0: False}  # the first turns alone would have said that both are the same
 
 
 def test_auto_measures_once_and_a_resumed_run_takes_the_same(tmp_path: Path) -> None:

@@ -36,12 +36,18 @@ class Died(Exception):
 class Executor(ABC):
     """The seam between a round and the processes that compute it; a subclass says where they are."""
 
-    def __init__(self, federation: Federation, trace: Trace | None = None, store: ClientStore | None = None) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        trace: Trace | None = None,
+        store: ClientStore | None = None,
+        workers: int = 1,  # that compute at a time
+    ) -> None:
         self._federation = federation
         self._worker = Worker(federation)
         self._trace = trace or Trace()
         self._store = store or ClientStore(federation)
-        self.grouping = Grouping(federation, self._worker)
+        self.grouping = Grouping(federation, self._worker, workers)
 
     @abstractmethod
     def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:

@@ -70,7 +70,7 @@ class Pool(Executor):
     def __init__(
         self, federation: Federation, workers: int, trace: Trace | None = None, store: ClientStore | None = None
     ) -> None:
-        super().__init__(federation, trace, store)
+        super().__init__(federation, trace, store, workers)
         self._workers, self._slots = workers, 2 * workers + 2  # about as many results wait for an earlier one
         self._threads, self._idle = ThreadPoolExecutor(workers), SimpleQueue[int]()
         self._begun = self._closed = False

@@ -194,7 +194,7 @@ class Run:
         grouping = self._executor.grouping
         grouping.choices, grouping.say = folder.load_choices(), self._progress.noted
         if config.engine.vectorise == "auto":  # what was measured once holds for the whole run, also when it is resumed
-            grouping.on_choice = lambda level, chosen: folder.save_choices(grouping.choices)
+            grouping.on_choice = lambda: folder.save_choices(grouping.choices)
 
     def _load_last_good(self) -> Server:
         """The server of the last checkpoint, or of the one before it if that, or its records, are damaged."""
