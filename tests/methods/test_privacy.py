@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import runpy
 import shutil
 from pathlib import Path
 
@@ -262,3 +263,22 @@ def test_the_plan_says_what_epsilon_costs(incofl: Shell) -> None:
     assert f"epsilon 8 at delta 1e-05 over 20 rounds of 4 of 20 clients: noise multiplier {noise:.3g}" in out
     assert f"positions that all hold: 4 holders a round, noise of a mean {noise / 4:.3g} bounds" in out
     assert f"positions from level 1 on: 2 holders a round, noise of a mean {noise / 2:.3g} bounds" in out
+
+
+@pytest.mark.slow
+def test_an_audit_stays_below_the_stated_epsilon() -> None:
+    """And does not for a mean over the holders that came, so it can fail."""
+    script = runpy.run_path(str(Path(__file__).parents[2] / "experiments" / "trust" / "audit.py"))
+    found = script["audit"](trials=1600, rounds=1, noise=2.0)
+    assert found["ours"] < found["stated"] < found["naive"]
+
+
+@pytest.mark.slow
+def test_the_bound_of_an_audit_by_hand() -> None:
+    """Scores that tell nothing give 0. All right in 100 of each, judged on 50: the ends of the intervals are known."""
+    script = runpy.run_path(str(Path(__file__).parents[2] / "experiments" / "trust" / "audit.py"))
+    assert script["lower_bound"]([1.0, 2.0] * 50, [1.0, 2.0] * 50) == 0
+    most_false = 1 - 0.025 ** (1 / 50)  # (1 - p)^50 = 0.025
+    assert script["lower_bound"]([0.0] * 100, [1.0] * 100) == pytest.approx(
+        math.log((1 - most_false - 1e-5) / most_false)
+    )

@@ -1,0 +1,182 @@
+"""Robust means under attack, paired by seed (PROTOCOL.md).
+
+usage: python experiments/trust/study.py [--data DIR] [--out runs/trust] [--jobs 2] [--seeds 0,1,2,3,4]
+           [--sets digits,fashion-mnist] [--attacks sign-flip,...] [--count] [--tables-only]
+
+Makes the runs, and writes experiments/results/trust.csv (a line for every finished run, with its commit) and trust.md
+(the tables). What is recorded there is not made again, so it continues where it was interrupted; run folders are
+removed.
+"""
+
+import argparse
+import csv
+import json
+import shutil
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from incofl.config import Config, make_config
+from incofl.engine.progress import Progress
+from incofl.engine.run_folder import RunFolder
+from incofl.statistics import Estimate, plus_minus
+from incofl.studies.compare import folder_of, markdown, run_arms
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "results"
+BATCH = 40  # runs between two records
+SETS = ("digits", "fashion-mnist")
+SHARES = (0.1, 0.2, 0.3)
+RULES = ("mean", "clipping", "trimmed", "median", "krum", "centred")
+# Where a scale is given, it is one that is not refused at once, or that does harm.
+ATTACKS = {
+    **{kind: [] for kind in ("sign-flip", "scaling", "noise", "inner-product", "label-flip", "backdoor")},
+    **{kind: [] for kind in ("free-ride", "replay", "not-a-number", "shape")},
+    "little-is-enough": ["attack.scale=1.5"],
+    "magnitude": ["attack.scale=1e6"],
+}
+# Who attacks: a share of equal groups, or the only client of the largest level.
+FLEETS = {"equal": ["split.counts=[7,7,6]"], "sole": ["split.counts=[10,9,1]", "attack.only=deepest"]}
+COLUMNS = ("data", "fleet", "attack", "share", "rule", "inco", "seed")
+
+
+class Cell(NamedTuple):
+    """A run of the study."""
+
+    data: str
+    fleet: str
+    attack: str  # empty: nobody attacks
+    share: str
+    rule: str
+    inco: str
+    seed: str
+
+    @property
+    def method(self) -> str:
+        mean = "" if self.rule == "mean" else f"+{self.rule}"
+        return f"{'incoavg' if self.inco == 'yes' else 'heteroavg'}{mean}"
+
+    def config(self, root: str) -> Config:
+        limit = [] if self.data == "fashion-mnist" else ["data.limit=none", "eval.limit=none"]
+        attack = [f"attack.kind={self.attack}", *ATTACKS[self.attack]] if self.attack else []
+        share = [f"attack.share={self.share}"] if self.attack and self.fleet == "equal" else []
+        keys = [f"data.name={self.data}", f"data.root={root!r}", f"method={self.method}", f"seed={self.seed}"]
+        return make_config(HERE / "base.toml", [*keys, *limit, *FLEETS[self.fleet], *attack, *share])
+
+
+def cells(sets: Sequence[str], attacks: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
+    """All runs, those of the first seed first."""
+    found = []
+    for seed, data, inco in product(seeds, sets, ("no", "yes")):
+        for rule in RULES:
+            cases = [("equal", "", "0"), *product(["equal"], attacks, map(str, SHARES))]
+            found += [Cell(data, *case, rule, inco, str(seed)) for case in cases]
+        for rule in (*RULES, "trimmed+holders"):
+            cases = [("sole", "", "0"), *product(["sole"], attacks, ["1 client"])]
+            found += [Cell(data, *case, rule, inco, str(seed)) for case in cases]
+    return found
+
+
+def read(path: Path) -> dict[Cell, dict[str, str]]:
+    """The recorded runs."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {Cell(*(line[name] for name in COLUMNS)): line for line in csv.DictReader(file)}
+
+
+def record(folder: Path, cell: Cell) -> dict[str, str]:
+    """What came of a run: means over the last third of the evaluations, in percent."""
+    lines = [json.loads(line) for line in RunFolder(folder).metrics.read_text().splitlines()]
+    rows = [row for row in lines if row["accuracy_by_level"]]
+    last = rows[-max(1, len(rows) // 3) :]
+    levels = 100 * np.mean([[value or 0 for value in row["accuracy_by_level"]] for row in last], axis=0)
+    success = [row["attack"]["success_by_level"] for row in last if "success_by_level" in row.get("attack", {})]
+    commit = str(json.loads(RunFolder(folder).environment.read_text())["commit"])[:12]
+    return {
+        **cell._asdict(),
+        "accuracy": f"{levels.mean():.3f}",
+        "by_level": " ".join(f"{level:.2f}" for level in levels),
+        "success": f"{100 * np.mean(success):.2f}" if success else "",
+        "rejected": str(sum(len(row["rejected"]) for row in lines)),
+        "commit": commit,
+    }
+
+
+def write(path: Path, found: dict[Cell, dict[str, str]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        names = [*COLUMNS, "accuracy", "by_level", "success", "rejected", "commit"]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found[cell] for cell in sorted(found))
+
+
+def tables(found: dict[Cell, dict[str, str]]) -> str:
+    """For each data set and fleet, what each rule keeps under each attack; with and without InCo."""
+    pages = ["# Robust means under attack", NOTE]
+    groups = sorted({(cell.data, cell.fleet, cell.inco) for cell in found})
+    for data, fleet, inco in groups:
+        of = [cell for cell in found if (cell.data, cell.fleet, cell.inco) == (data, fleet, inco)]
+        rules = [rule for rule in (*RULES, "trimmed+holders") if any(cell.rule == rule for cell in of)]
+        for value, name in (("accuracy", "accuracy"), ("success", "success of the backdoor")):
+            lines = [["attack", "attackers", *rules]]
+            for attack, share in sorted({(cell.attack, cell.share) for cell in of}):
+                row = []
+                for rule in rules:
+                    same = [c for c in of if (c.attack, c.share, c.rule) == (attack, share, rule) and found[c][value]]
+                    row.append(plus_minus(Estimate.of([float(found[c][value]) for c in same])) if same else "")
+                if any(row):
+                    lines.append([attack or "none", share, *row])
+            if len(lines) > 1:
+                title = f"## {data}, {FLEET_NAMES[fleet]}, {'with' if inco == 'yes' else 'without'} InCo: {name}"
+                pages.append(f"{title}\n\n{markdown(lines)}")
+    return "\n\n".join(pages)
+
+
+FLEET_NAMES = {"equal": "a share of all clients attacks", "sole": "the only holder of the deepest blocks attacks"}
+NOTE = (
+    "`python experiments/trust/study.py`. In percent, mean over the levels and the last third of the evaluations, "
+    "± half width of the 95 % interval over the seeds (Student's t)."
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="data")
+    parser.add_argument("--out", type=Path, default=Path("runs/trust"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--attacks", default=",".join(ATTACKS))
+    parser.add_argument("--limit", type=int, help="stop after this number of runs")
+    parser.add_argument("--count", action="store_true", help="say how many runs are left, and make none")
+    parser.add_argument("--tables-only", action="store_true")
+    given: Any = parser.parse_args()
+    path = given.results / "trust.csv"
+    found = read(path)
+    wanted = cells(given.sets.split(","), given.attacks.split(","), [int(seed) for seed in given.seeds.split(",")])
+    left = [cell for cell in wanted if cell not in found]
+    if given.count:
+        print(f"{len(wanted)} runs, {len(left)} left")
+        return
+    left = [] if given.tables_only else left[: given.limit]
+    for start in range(0, len(left), BATCH):
+        batch = {(" ".join(filter(None, cell[:-1])), int(cell.seed)): cell for cell in left[start : start + BATCH]}
+        run_arms(
+            {arm: cell.config(given.data) for arm, cell in batch.items()}, given.out, given.jobs, lambda _: Progress()
+        )
+        found |= {cell: record(folder_of(given.out, arm), cell) for arm, cell in batch.items()}
+        write(path, found)
+        for arm in batch:
+            shutil.rmtree(folder_of(given.out, arm))
+        print(f"{min(start + BATCH, len(left))} of {len(left)} runs", flush=True)
+    path.with_suffix(".md").write_text(tables(found) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
