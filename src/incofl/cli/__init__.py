@@ -60,6 +60,9 @@ def main() -> None:
         if isinstance(problem, OSError):  # an unreadable file, a full disk
             message = f"{problem.filename or 'input or output'}: {problem.strerror or problem}"
         typer.echo(f"incofl: {' '.join(message.split())}", err=True)  # libraries write several lines
+    except MemoryError as problem:
+        code = 2
+        typer.echo(f"incofl: out of memory ({str(problem) or 'no more is known'}); choose smaller values", err=True)
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)

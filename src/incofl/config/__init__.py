@@ -19,6 +19,7 @@ from incofl.options import from_table
 __all__ = ["UNBOUND", "AnyConfig", "Config", "find_parts", "load_config", "make_config", "presets", "read_toml"]
 
 AnyConfig = Config | Mapping[str, Any] | str | Path | None
+MOST_DEPTH = 32  # of values in values; arguments of a model's factory may have some
 RENAMED = {"aggregate.server_lr": "server.lr", "heterofl.clip": "local.max_grad_norm"}  # keys of earlier versions
 
 
@@ -38,9 +39,12 @@ def make_config(
         plain, changed = values.to_dict(), changed_options(values)
         said = {key: plain[key] for key in KEYS} | changed if "method" in objects else plain
         objects, values = values.objects | objects, said
-    tree: dict[str, Any] = copy.deepcopy(_read(values) if isinstance(values, str | Path) else dict(values or {}))
+    given_tree = _read(values) if isinstance(values, str | Path) else dict(values or {})
+    _check_depth(given_tree, "config")
+    tree: dict[str, Any] = copy.deepcopy(given_tree)
     for override in overrides:
         _set(tree, override)
+    _check_depth(tree, "config")
     # Dates, which TOML has, as they are written; null, which it does not have, is written "none".
     text = json.dumps(tree, default=str)
     tree = json.loads(text, object_hook=lambda table: {k: None if v == "none" else v for k, v in table.items()})
@@ -68,11 +72,29 @@ def _read(path: str | Path) -> dict[str, Any]:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The values of a TOML file."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        text = Path(path).read_text(encoding="utf-8")
+        if any(line.partition("=")[0].count(".") > MOST_DEPTH for line in text.splitlines()):
+            raise ValueError(f"a key has more than {MOST_DEPTH} dots")  # the parser would take very long for many
+        tree = tomllib.loads(text)
+    except (ValueError, RecursionError) as problem:  # not TOML, not text, or a number of too many digits
         raise ConfigError(f"{path}: not a TOML file ({problem})") from None
     except OSError as problem:
         raise ConfigError(f"{path}: {str(problem.strerror).lower()}") from None
+    _check_depth(tree, str(path))
+    return tree
+
+
+def _check_depth(tree: Any, what: str) -> None:
+    """Refuses values that are nested more deeply than any config is, before anything follows them down."""
+    layer = [tree]
+    for _ in range(MOST_DEPTH):
+        layer = [v for x in layer for v in (x.values() if isinstance(x, Mapping) else x if _is_list(x) else ())]
+    if layer:
+        raise ConfigError(f"{what}: values are nested more than {MOST_DEPTH} deep, expected a config")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
 
 
 def presets() -> dict[str, str]:
@@ -87,7 +109,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"config: got {override!r}, expected key=value such as data.alpha=0.5")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text  # a bare word is a string: method=incoavg
     *tables, last = key.split(".")
     for table in tables:

@@ -34,9 +34,11 @@ class DataConfig:
     # own), or what suits the data
     partition: Literal["iid", "dirichlet", "natural", "virtual", "auto"] = "auto"
     alpha: Annotated[float, Gt(0), Le(1e6)] = 0.5  # concentration of the Dirichlet partition; small is very uneven
-    clients: Count | Literal["auto"] = "auto"  # number of clients; left out, those that your own data come with, or 20
+    clients: Annotated[int, Ge(1), Le(10**8)] | Literal["auto"] = (
+        "auto"  # number of clients; left out, those that your own data come with, or 20
+    )
     limit: Count | None = None  # use only this number of training examples, drawn by the seed
-    examples: Count = 100  # number of examples of each client of a virtual partition
+    examples: Annotated[int, Ge(1), Le(10**7)] = 100  # number of examples of each client of a virtual partition
     # of texts of words, a file with a word in each line (``incofl data words``), or the folder or name on the Hub of a
     # tokenizer of Hugging Face; left out, that in the folder of an ``hf:`` model, or the most frequent words
     tokenizer: str | None = None
