@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-slow test-workers test-flower check format bench clean
+.PHONY: help demo test test-slow test-workers test-flower check format docs wheel bench clean
 
 help:
 	@echo "make demo    train five sizes of a ResNet on the embedded digits (runs/demo)"
@@ -11,6 +11,8 @@ help:
 	@echo "             make test-workers: in worker processes; make test-flower: with Flower's processes"
 	@echo "make check   format, lint, types: what CI runs before the tests"
 	@echo "make format  fix format and lint where possible"
+	@echo "make docs    build the documentation as a site (build/site)"
+	@echo "make wheel   build the wheel, and try it in an environment of its own"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove .venv"
 
@@ -41,6 +43,21 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Without warnings, or not at all.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+# Built, installed with its dependencies into an environment of its own, and used there, away from the repository.
+wheel: $(READY)
+	rm -rf build/wheel && mkdir -p build/wheel/source/src
+	cp -r src/incofl build/wheel/source/src && cp pyproject.toml README.md LICENSE build/wheel/source
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel build/wheel/source
+	$(PYTHON) -m venv build/wheel/env
+	build/wheel/env/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/incofl-*.whl
+	cd build/wheel && env -u PYTHONPATH env/bin/python -m incofl run demo --rounds 1 --out run
+	cd build/wheel && env -u PYTHONPATH env/bin/incofl export run --level 0 --out export
 
 # Nearly an hour; make bench ROOT=DIR takes CIFAR-10 from DIR, and otherwise noise of its shape.
 bench: $(READY)

@@ -4,8 +4,12 @@ import ast
 import dataclasses
 import functools
 import json
+import os
 import re
 import runpy
+import shutil
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -168,6 +172,55 @@ def test_an_own_project_is_resumed_on_the_command_line(project: list[list[str]],
 def test_config_reference_is_current() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "reference.py"))["reference"]()
     assert (ROOT / "docs" / "config.md").read_text() == page, "run: python docs/reference.py"
+
+
+def test_pictures_of_the_first_page_are_current() -> None:
+    for name, draw in runpy.run_path(str(ROOT / "docs" / "drawings.py"))["PICTURES"].items():
+        assert (ROOT / "docs" / "images" / name).read_text() == draw(), "run: python docs/drawings.py"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_tutorial(incofl: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order and in one folder, on a smaller model."""
+    pytest.importorskip("onnxscript")
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    commands = re.findall(r"^(incofl .*)$", page, re.MULTILINE)
+    assert len(commands) == 6
+    (tmp_path / "examples").mkdir()
+    shutil.copy(ROOT / "examples" / "devices.toml", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    small = [
+        "--rounds",
+        "2",
+        *(word for key in ("model.name=tiny-resnet", "data.limit=300") for word in ("--set", key)),
+    ]
+    for command in commands:
+        words = command.split()[1:]
+        code, out, err = incofl(*words, *(small if words[0] in ("run", "compare") else []))
+        assert (code, err, bool(out)) == (0, "", True), command
+    assert {path.name for path in Path("phone").iterdir()} == {"README.md", "level-0.onnx", "level-0.safetensors"}
+    assert Path("report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = sorted(tmp_path.rglob("*.html"))
+    assert len(pages) > 25
+    for page in pages:
+        text = page.read_text()
+        loaded = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?(https?:|//)", text)
+        loaded += re.findall(r"<link[^>]* rel=\"?(?:stylesheet|preconnect|icon)[^>]* href=\"?(https?:|//)", text)
+        assert not loaded, page
+    assert "<code>--rounds</code>" in (tmp_path / "command-line.html").read_text()
+    assert "export_model" in (tmp_path / "python.html").read_text()
+    first = (tmp_path / "index.html").read_text()
+    assert re.search(r'<img alt="One server model;[^"]*" src="images/slicing.svg"', first)
+    assert "no-run" not in "".join(page.read_text() for page in pages)
 
 
 def test_tables_are_current() -> None:
