@@ -8,8 +8,10 @@ if TYPE_CHECKING:
     from incofl.client import ClientRule, Local, LocalSettings, Upload
     from incofl.config import Config, load_config, make_config
     from incofl.data import Data
+    from incofl.engine.finished import load_model
+    from incofl.engine.result import Result
     from incofl.engine.round import run_round
-    from incofl.engine.run import Result, Run, load_model, run
+    from incofl.engine.run import Run, run
     from incofl.export.adapter import export_adapter
     from incofl.export.model import export_model
     from incofl.inco import InCo, mix
@@ -19,13 +21,24 @@ if TYPE_CHECKING:
     from incofl.methods.server_optimizers import ServerAdam, ServerMomentum, ServerSchedule, ServerYogi
     from incofl.models import make_model
     from incofl.report.page import write_report
+    from incofl.studies.advise import advise
     from incofl.studies.compare import compare
     from incofl.task import TASKS, Metric, Task
     from incofl.transform import Context
 
 __all__ = ["METHODS", "TASKS", "Axes", "Axis", "ClientRule", "Config", "Context", "Data", "InCo", "Layout", "Local"]
 __all__ += ["LocalSettings", "Method", "Metric", "Result", "Run", "ServerAdam", "ServerMomentum", "ServerRule"]
-__all__ += ["ServerSchedule", "ServerYogi", "Task", "Upload", "analyze", "compare", "export_adapter", "export_model"]
+__all__ += [
+    "ServerSchedule",
+    "ServerYogi",
+    "Task",
+    "Upload",
+    "advise",
+    "analyze",
+    "compare",
+    "export_adapter",
+    "export_model",
+]
 __all__ += ["load_config", "load_model", "make_config", "make_model", "mix", "run", "run_round", "write_report"]
 # Where the public names are: imported when they are first used, so that the command line starts at once.
 _PLACES = {
@@ -38,12 +51,15 @@ _PLACES = {
     "data": "Data",
     "inco": "InCo mix",
     "method": "Method ServerRule",
-    "engine.run": "Result Run load_model run",
+    "engine.run": "Run run",
+    "engine.result": "Result",
+    "engine.finished": "load_model",
     "methods.server_optimizers": "ServerAdam ServerMomentum ServerSchedule ServerYogi",
     "models": "make_model",
     "export.adapter": "export_adapter",
     "export.model": "export_model",
     "engine.round": "run_round",
+    "studies.advise": "advise",
     "studies.compare": "compare",
     "analysis.analyze": "analyze",
     "report.page": "write_report",

@@ -13,7 +13,7 @@ from rich.table import Table
 from incofl.config import Config
 from incofl.engine.federation import Federation
 from incofl.engine.progress import Lines
-from incofl.engine.run import Result
+from incofl.engine.result import Result
 from incofl.engine.run_folder import Row
 
 # Columns that a narrow terminal can do without, the first to be left out first.

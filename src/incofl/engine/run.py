@@ -3,20 +3,18 @@
 import contextlib
 import dataclasses
 import functools
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from torch import nn
 
-from incofl.config import AnyConfig, Config, make_config
+from incofl.config import AnyConfig, make_config
 from incofl.data import Data, as_examples
 from incofl.data.cache import digest
 from incofl.engine.backend import Backend
-from incofl.engine.build import attackers, outline
+from incofl.engine.build import attackers
 from incofl.engine.checkpoint import (
     Checkpoint,
     checkpoint_memories,
@@ -26,48 +24,22 @@ from incofl.engine.checkpoint import (
     previous,
     save_checkpoint,
 )
-from incofl.engine.federation import Federation
+from incofl.engine.evaluation import attack_row, cannot_be_evaluated, evaluated
 from incofl.engine.files import write_json
 from incofl.engine.progress import Lines, Progress
+from incofl.engine.result import Result
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.run_folder import Row, RunFolder, new_folder, summarise
 from incofl.engine.trace import SERVER, Trace
 from incofl.engine.trackers import make_trackers
 from incofl.engine.under_attack import UnderAttack
 from incofl.engine.worker import Worker, keep_freed_memory
-from incofl.errors import ConfigError, RunError, needs_extra
+from incofl.errors import ConfigError, RunError
 from incofl.method import Method
 from incofl.server import Server
-from incofl.split.growth import OPEN
 from incofl.task import Task
 
 AnyModel = Any  # a factory, an nn.Module, a pair of module and Layout, or a name
-
-
-class Result(dict[str, Any]):
-    """The result of a run: the keys and values of ``summary.json``.
-
-    ``history`` has the rows of ``metrics.jsonl``, one for each round, and ``folder`` is the run folder.
-    """
-
-    def __init__(self, summary: Mapping[str, Any], run: "Run") -> None:
-        super().__init__(summary)
-        self.history, self.folder, self._run = run.rows, run.folder.path, run
-
-    def model(self, level: int = -1, exit: int | None = None) -> nn.Module:
-        """The trained module of a level, ready for evaluation; -1 is the largest. ``exit`` is as in ``load_model``."""
-        return self._run.model(level, exit)
-
-    def frame(self) -> Any:
-        """The history as a pandas ``DataFrame``: a line for each round, a column for each number of each level.
-
-        Numbers of levels and of transforms have names such as ``accuracy_by_level.0`` and ``inco.TENSOR.theta``.
-        """
-        with needs_extra("pandas", "frame"):
-            import pandas
-        numbers = self["levels"]
-        rows = [{key: _by_level(value, numbers) for key, value in row.items()} for row in self.history]
-        return pandas.json_normalize(rows).set_index("round")
 
 
 def run(
@@ -285,16 +257,17 @@ class Run:
         if not self._backend.suffices(server.round, stats):
             store.restore(remembered)
             return None
-        server, row = self._evaluated(advanced, stats)
-        if stats.taken_back is None and _cannot_be_evaluated(row):
-            back, row_before = self._evaluated(dataclasses.replace(server_before, round=advanced.round), stats)
-            if not _cannot_be_evaluated(row_before):  # else it was so before, and says nothing of this round
+        evaluate = functools.partial(evaluated, config, federation, self._executor)
+        server, row = evaluate(advanced, stats)
+        if stats.taken_back is None and cannot_be_evaluated(row):
+            back, row_before = evaluate(dataclasses.replace(server_before, round=advanced.round), stats)
+            if not cannot_be_evaluated(row_before):  # else it was so before, and says nothing of this round
                 server, row, stats.taken_back = back, row_before, "its test loss is not finite"
         if stats.taken_back is not None:
             row["taken_back"] = stats.taken_back
             store.restore(remembered)
         if config.attack.kind is not None:
-            row["attack"] = self._attack_row(server, row)
+            row["attack"] = attack_row(config.attack, self._attackers, federation, server, row)
         row |= self._backend.observed() | {"seconds": round(time.perf_counter() - start, 3)}
         with trace.span("records, checkpoint"):
             self.folder.append(row)
@@ -308,49 +281,6 @@ class Run:
         for receiver in self._receivers:
             receiver.finished_round(row)
         return row
-
-    def _evaluated(self, server: Server, stats: RoundStats) -> tuple[Server, Row]:
-        """The server after a round, with measured statistics where the method wants them, and the row of the round."""
-        config, federation, task = self.config, self.federation, self.federation.task
-        values: list[dict[str, float]] = []
-        due = server.round % config.eval.every == 0 or server.round == config.rounds
-        if due and len(federation.data.test):
-            trained = [federation.trained_as(level) for level in federation.levels_in_use]
-            distinct = sorted(set(trained))
-            if federation.method.server.buffers == "static" and server.layout.buffers:
-                server = server.measured(self._executor.measure(server, distinct))
-            scores = dict(zip(distinct, self._executor.evaluate(server, distinct), strict=True))
-            values = [task.values(scores[level]) for level in trained]
-        by_metric = {name: [_finite(level[name]) for level in values] for name in values[0]} if values else {}
-        others = {name: by for name, by in by_metric.items() if name not in (task.first, "loss")}
-        row: Row = {
-            "round": server.round,
-            "accuracy": _mean(by_metric.get(task.first)),
-            "accuracy_by_level": by_metric.get(task.first),
-            **({"metrics": others} if others else {}),
-            "loss": _finite(stats.loss),
-            "test_loss": _mean(by_metric.get("loss")),
-            "clients": sorted(stats.clients),
-            "rejected": stats.rejected,
-            **({"clipped": stats.clipped} if stats.clipped else {}),
-            "bytes_up": stats.bytes_up,
-            "bytes_down": stats.bytes_down,
-            "seconds": 0.0,  # known when all is done
-            **({} if federation.top is None else {OPEN: federation.top}),
-            **{name: record for name, record in stats.records.items() if record},
-        }
-        return server, row
-
-    def _attack_row(self, server: Server, row: Row) -> Row:
-        """Which clients of a round were attackers, and in evaluated rounds how often a backdoor opens."""
-        found: Row = {"clients": sorted(self._attackers.intersection(row["clients"]))}
-        federation, attack = self.federation, self.config.attack
-        if attack.kind == "backdoor" and row["accuracy_by_level"]:
-            triggered, worker = attack.triggered(federation.data.test), Worker(federation)
-            levels = [federation.trained_as(level) for level in federation.levels_in_use]
-            scores = [federation.task.values(worker.evaluate(server, level, triggered)) for level in levels]
-            found["success_by_level"] = [_finite(score[federation.task.first]) for score in scores]
-        return found
 
     def evaluate(self, level: int = -1, data: Any = None) -> dict[str, float]:
         """All metrics of a level's sub-model on the test set, or on other data in a form that ``Data`` takes."""
@@ -366,63 +296,3 @@ class Run:
     def result(self) -> Result:
         """The result so far; complete when the run is closed."""
         return Result(self._summary, self)
-
-
-def load_model(folder: str | Path, level: int = -1, exit: int | None = None, **objects: Any) -> nn.Module:
-    """The model of a level after the last finished round of a run, ready for evaluation; -1 is the largest.
-
-    Of a model with early exits, ``exit`` is the one at which it ends: 0 is the first, -1 the last; left out, the model
-    is as it was evaluated.
-    ``objects`` are those that the run was made from, if any: ``model``, ``data``, ``method``, ``task``.
-    """
-    _, federation, server = open_run(folder, level, **objects)
-    return federation.module(server, level, exit)
-
-
-def open_run(folder: str | Path, level: int, **objects: Any) -> tuple[Config, Federation, Server]:
-    """The config, federation and server of a run after its last finished round, of which a level can be evaluated."""
-    records = RunFolder(Path(folder))
-    if not records.checkpoint.exists():
-        raise RunError(f"{folder}: holds no checkpoint; is it a run folder with a finished round?")
-    config = make_config(records.config, **objects)
-    federation = outline(config)
-    server = load_checkpoint(records.checkpoint, federation.start()).server
-    if config.buffers == "static" and server.layout.buffers:
-        _check_measured(records, server, federation.level_number(level))
-    return config, federation, server
-
-
-def _check_measured(records: RunFolder, server: Server, level: int) -> None:
-    """Refuses weights whose batch-norm statistics were not measured with them."""
-    row = next(row for row in records.rows() if row["round"] == server.round)
-    problem = "so that its static batch-norm statistics were not measured"
-    if row["accuracy"] is None:
-        hint = f"continue to a round that is, the last one for example: incofl run --resume --out {records.path}"
-        last = f"round {server.round}, the last finished one, was not evaluated"
-        raise RunError(f"{records.path}: {last}, {problem}; {hint}")
-    if level not in server.private:
-        hint = f"load one of {sorted(server.private)}"
-        raise RunError(f"{records.path}: nobody trains level {level}, {problem}; {hint}")
-
-
-def _cannot_be_evaluated(row: Row) -> bool:
-    """Whether a round was evaluated, and no level has a finite loss on the test set."""
-    return row["accuracy_by_level"] is not None and row["test_loss"] is None
-
-
-def _by_level(value: Any, levels: Sequence[int]) -> Any:
-    """A list with a value for each level as a mapping by level; in ``metrics`` there is one for each metric."""
-    if isinstance(value, dict):
-        return {key: _by_level(inner, levels) for key, inner in value.items()}
-    numbers = isinstance(value, list) and len(value) == len(levels) and all(isinstance(x, float) for x in value)
-    return dict(zip(levels, value, strict=True)) if numbers else value
-
-
-def _mean(values: list[float | None] | None) -> float | None:
-    known = [value for value in values or [] if value is not None]
-    return _finite(float(np.mean(known))) if known else None
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no NaN: what is none is null."""
-    return value if value is not None and math.isfinite(value) else None

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save
 
 from incofl.engine.files import atomic_write
-from incofl.engine.run import open_run
+from incofl.engine.finished import open_run
 from incofl.errors import ConfigError, RunError
 from incofl.methods.adapters import A, B, adapters
 from incofl.models.pretrained import with_pretrained

@@ -18,7 +18,7 @@ from incofl.costs import human
 from incofl.engine.build import build_data
 from incofl.engine.federation import Federation
 from incofl.engine.files import atomic_write
-from incofl.engine.run import open_run
+from incofl.engine.finished import open_run
 from incofl.errors import ConfigError, DataError, IncoflError, RunError, nearest
 from incofl.export.folding import fold_batch_norms
 from incofl.export.formats import FORMATS, Format, Logits, Runner, any_batch, quiet, trace

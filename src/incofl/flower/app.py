@@ -21,7 +21,8 @@ from incofl.costs import human, read_limits
 from incofl.data import Data
 from incofl.engine.build import build
 from incofl.engine.federation import Federation
-from incofl.engine.run import AnyModel, Result, run
+from incofl.engine.result import Result
+from incofl.engine.run import AnyModel, run
 from incofl.engine.worker import Worker, return_freed_memory
 from incofl.errors import ConfigError, IncoflError
 from incofl.flower.backend import FACTS, FlowerBackend
