@@ -146,7 +146,8 @@ def run_incofl(config: Config, federation: Federation, server: Server, rounds: i
 
 
 # By engine: the seconds of each counted round in each repeat, and the largest difference from incofl after each round.
-Seconds, Differences = dict[str, list[list[float]]], dict[str, list[float]]
+Seconds = dict[str, list[list[float]]]
+Differences = dict[str, list[float]]
 
 
 def compare(arguments: argparse.Namespace) -> None:

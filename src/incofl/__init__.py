@@ -26,20 +26,11 @@ if TYPE_CHECKING:
     from incofl.task import TASKS, Metric, Task
     from incofl.transform import Context
 
-__all__ = ["METHODS", "TASKS", "Axes", "Axis", "ClientRule", "Config", "Context", "Data", "InCo", "Layout", "Local"]
-__all__ += ["LocalSettings", "Method", "Metric", "Result", "Run", "ServerAdam", "ServerMomentum", "ServerRule"]
-__all__ += [
-    "ServerSchedule",
-    "ServerYogi",
-    "Task",
-    "Upload",
-    "advise",
-    "analyze",
-    "compare",
-    "export_adapter",
-    "export_model",
-]
-__all__ += ["load_config", "load_model", "make_config", "make_model", "mix", "run", "run_round", "write_report"]
+__all__ = ["METHODS", "TASKS", "Axes", "Axis", "ClientRule", "Config", "Context", "Data", "InCo"]
+__all__ += ["Layout", "Local", "LocalSettings", "Method", "Metric", "Result", "Run", "ServerAdam"]
+__all__ += ["ServerMomentum", "ServerRule", "ServerSchedule", "ServerYogi", "Task", "Upload", "advise"]
+__all__ += ["analyze", "compare", "export_adapter", "export_model", "load_config", "load_model"]
+__all__ += ["make_config", "make_model", "mix", "run", "run_round", "write_report"]
 # Where the public names are: imported when they are first used, so that the command line starts at once.
 _PLACES = {
     "methods": "METHODS",

@@ -135,7 +135,7 @@ def own_data_reply(**claims: Any) -> tuple[Any, RecordDict, Job]:
     slice_ = federation.slice_of(job)
     given = slice_.take(federation.model.initial)
     layout = federation.model.layout
-    tensors = {part: {n: given[n] for n in given if n in own} for part, own in
+    tensors: dict[str, Any] = {part: {n: given[n] for n in given if n in own} for part, own in
                (("update", layout.parameters), ("buffers", layout.buffers))}  # fmt: skip
     said: dict[str, Any] = {"examples": 40, "steps": 3, "labels": [4] * 10} | claims
     upload = Upload(0, 0, slice_, examples=said["examples"], steps=said["steps"], loss=1.0, **tensors)

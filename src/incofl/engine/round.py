@@ -64,7 +64,7 @@ class RoundStats:
             accepted: Sequence[Upload] = (
                 uploads
                 if isinstance(uploads, UploadStack) and self._accepts_all(uploads)
-                else [accepted for upload in uploads if (accepted := self._accepted(upload)) is not None]
+                else [valid for upload in uploads if (valid := self._accepted(upload)) is not None]
             )
             with self.trace.span("add up"):  # until the next ones are asked for
                 yield accepted

@@ -43,7 +43,7 @@ class Allowance(threading.local):
 ALLOWANCE = Allowance()
 
 
-class BoundedArray(Array):
+class BoundedArray(Array):  # type: ignore[misc]  # flwr has no types for it
     """Flower's array. A message can name one piece of it any number of times: that is refused before it is unpacked."""
 
     @classmethod
