@@ -75,3 +75,12 @@ def test_what_a_server_sends_need_not_come_back() -> None:
     assert stats.bytes_down == sum(cost.bytes_down for cost in costs)
     more = sum(4 * math.prod(federation.slice(job.level, 0).shapes["conv1.weight"]) for job in jobs)
     assert stats.bytes_down - stats.bytes_up == more > 0
+
+
+def test_what_a_step_computes_in_addition_is_counted() -> None:
+    """All exits of a level, which evaluation does not compute, and the forward passes of MOON's two other models."""
+    plain = planned("heteroavg")
+    exits, one = planned("scalefl", "split.levels=[1.0,1.0,1.0]"), planned("scalefl", "split.levels=[1.0]")
+    assert exits[-1].macs > one[0].macs == plain[-1].macs
+    assert [cost.macs for cost in planned("heteromoon")] == [round(5 / 3 * cost.macs) for cost in plain]
+    assert [cost.macs for cost in planned("heteromoon", "moon.mu=0")] == [cost.macs for cost in plain]

@@ -202,6 +202,11 @@ def test_refusals() -> None:
         "split.kind: got 'stage', expected 'hetero': fiarse splits by width": ["split.kind=stage"],
         "fiarse.threshold: got 'no', expected 'model' or 'layer'": ["fiarse.threshold=no"],
         "method: fiarse+anchor moves what a level holds": ["method=fiarse+anchor"],
+        "method: got fiarse+median, expected a method whose server rule is a mean": ["method=fiarse+median"],
+        "method: got fiarse+privacy, expected a method whose mean is plain": [
+            "method=fiarse+privacy",
+            "privacy.noise=1",
+        ],
         "buffers: got 'per-level', expected 'static' or 'average': fiarse moves a window": ["buffers=per-level"],
     }.items():
         with pytest.raises(ConfigError) as problem:
