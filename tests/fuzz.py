@@ -293,6 +293,7 @@ def messages(inputs: Inputs, draw: Draw) -> None:
     )
     try:
         record[key] = value
+        content.pop(name, None)
         content[name] = record
         if kind == "reply" and draw(st.booleans()):
             part = draw(st.sampled_from(["update", "buffers", "extra", "smallest"]))

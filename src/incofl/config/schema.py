@@ -18,6 +18,7 @@ from incofl.options import options
 from incofl.split import Kind, Start
 
 Count = Annotated[int, Ge(1)]
+Population = Annotated[int, Ge(1), Le(10**8)]  # for each of which the server keeps a few bytes
 # Keys that may change when a run is resumed, because they cannot change its results.
 UNBOUND = {"rounds", "data.root", "record.every", "record.window", "record.trackers", "record.tensorboard"}
 UNBOUND |= {f"engine.{key}" for key in ("executor", "workers", "address", "trace", "client_memory")}
@@ -34,9 +35,8 @@ class DataConfig:
     # own), or what suits the data
     partition: Literal["iid", "dirichlet", "natural", "virtual", "auto"] = "auto"
     alpha: Annotated[float, Gt(0), Le(1e6)] = 0.5  # concentration of the Dirichlet partition; small is very uneven
-    clients: Annotated[int, Ge(1), Le(10**8)] | Literal["auto"] = (
-        "auto"  # number of clients; left out, those that your own data come with, or 20
-    )
+    # number of clients; left out, those that your own data come with, or 20
+    clients: Population | Literal["auto"] = "auto"
     limit: Count | None = None  # use only this number of training examples, drawn by the seed
     examples: Annotated[int, Ge(1), Le(10**7)] = 100  # number of examples of each client of a virtual partition
     # of texts of words, a file with a word in each line (``incofl data words``), or the folder or name on the Hub of a
@@ -122,7 +122,7 @@ class ValidationConfig:
     # neither. Batch-norm statistics out of scale are always refused, unless it is ``off``
     norm: Literal["clip", "reject", "off"] = "clip"
     # out of scale is more than this many times the running median of the client's level, and in proportion more for a
-    # client with more steps. Honest updates stay below a third of it (docs/trust.md), and one client of a cohort of
+    # client with more steps. In honest runs the largest was 2.6 times (SECURITY.md), and one client of a cohort of
     # eight cannot move the model by much more than an honest round does
     multiple: Annotated[float, Gt(1)] = 10.0
     least: Count = 1  # valid uploads that a round needs; with fewer, the model stays as it was
