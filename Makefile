@@ -70,7 +70,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/compile.py
 	$(BIN)/python benchmarks/ray_overhead.py
 	$(BIN)/python benchmarks/peers.py $(if $(ROOT),--root $(ROOT))
-	$(BIN)/python benchmarks/peers.py --small --clients 2000 --cohort 1000
+	$(BIN)/python benchmarks/peers.py --small --work 20x1,20x5,200x1 --clients 2000 --cohort 1000 --only incofl,flower,pfl
 	$(BIN)/python benchmarks/small_clients.py
 	$(BIN)/python benchmarks/start.py
 

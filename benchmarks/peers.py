@@ -145,9 +145,8 @@ def run_incofl(config: Config, federation: Federation, server: Server, rounds: i
         executor.close()
 
 
-# By engine: the seconds of each counted round in each repeat, and the largest difference from incofl after each round.
-Seconds = dict[str, list[list[float]]]
-Differences = dict[str, list[float]]
+Seconds = dict[str, list[list[float]]]  # by engine, of each counted round in each repeat
+Differences = dict[str, list[float]]  # by engine, the largest from incofl after each round
 
 
 def compare(arguments: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,26 +13,53 @@ import torch
 from torch import Tensor, nn
 
 import incofl
-from incofl.client import ClientRule, Local
+from incofl.client import OPTIMIZERS, ClientRule, Local
 from incofl.data import Data
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
 from incofl.engine.federation import Federation, Job
 from incofl.engine.grouping import Way, faster
 from incofl.engine.round import RoundStats, run_round
-from incofl.engine.vectorised import StackJob, stackable
+from incofl.engine.vectorised import StackJob, declined, stackable
 from incofl.engine.worker import Worker
 from incofl.errors import RunError
+from incofl.methods import ADAPTERS, METHODS
+from incofl.optimizers import FUSED
 from incofl.server import Server
 from incofl.upload import UploadStack
 from tests.federations import FAMILIES, family_config, run_rounds, tiny_config, tiny_federation
 from tests.texts import write_shakespeare
 
+ROOT = Path(__file__).parents[2]
 SIDE = ("engine.vectorise=true", "engine.vectorise_clients=3", "aggregate.precision=float64")
 SGD = ("local.optimizer=sgd", "local.lr=0.05")  # Adam would make rounding larger where gradients are nearly 0
-SUPPORTED = (
-    "fedavg fedprox fednova scaffold heteroavg heteroprox heteronova heteroscaffold heterofl fedrolex inclusivefl"
+ROWS = dict(
+    re.findall(r"^\| (methods|optimisers|layers) \| (.*) \|$", (ROOT / "docs" / "speed.md").read_text(), re.MULTILINE)
 )
+
+
+def table(row: str) -> tuple[str, str]:
+    """What a row of the table in docs/speed.md says of side by side, and of turns."""
+    side, turns = ROWS[row].split(" | ")
+    return side, turns
+
+
+def named(text: str) -> list[str]:
+    """The methods that a text names."""
+    return [name for name in re.findall(r"`([^`]+)`", text) if name in METHODS]
+
+
+def of_method(method: str, *settings: str) -> Federation:
+    """A federation of a method, on a model that it can train."""
+    model = ["model.name=tiny-vit", "model.patch=2"] if method.startswith("reefl") else ["model.name=tiny-mlp"]
+    ranks = ["split.levels=[2, 4, 8]"] if method in ADAPTERS else []
+    return tiny_federation(f"method={method}", *model, *ranks, "local.epochs=2", *SIDE, *settings)
+
+
+SUPPORTED = named(table("methods")[0])
+# The rules of clients; the others differ from one of them in what the server does.
+RULES = {"fedavg", "fedprox", "fednova", "scaffold", "feddyn", "heteroavg", "heteroscaffold", "incoavg"}
+RULES |= {"heterofl", "fedrolex", "nefl", "fedit", "ffa"}
 
 
 def served(federation: Federation, stacks: bool, cohort: int = 8, rounds: int = 2) -> tuple[Server, list[str]]:
@@ -66,9 +94,15 @@ def difference(a: Server, b: Server) -> float:
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("method", [*SUPPORTED.split(), "incoavg", "heteroavg+adam"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=() if name in RULES else pytest.mark.slow)
+        for name in [*SUPPORTED, "heteroavg+adam", "heteroscaffold+noise"]
+    ],
+)
 def test_equals_turns(method: str) -> None:
-    federation = tiny_federation(f"method={method}", "model.name=tiny-mlp", "local.epochs=2", *SIDE)
+    federation = of_method(method)
     sizes = {federation.num_examples(client) for client in range(10)}
     assert len(sizes) > 3  # unequal numbers of examples, batches and steps
     turns, _ = served(federation, False)
@@ -127,9 +161,9 @@ class Net(nn.Module):
 class Recurrent(nn.Module):
     """An LSTM over the rows of an image."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, kind: Any = nn.LSTM, **options: Any) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(8, 12, **options)
+        self.lstm = kind(8, 12, **options)
         self.head = nn.Linear(12 * (1 + self.lstm.bidirectional), 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -153,10 +187,13 @@ def tiny_config_with(factory: Callable[[], nn.Module], *settings: str, **objects
 LAYERS = {
     "dropout": lambda: Net(nn.Dropout(0.3)),
     "batch norm": lambda: Net(nn.BatchNorm1d(16)),
+    "linear": lambda: Net(nn.Linear(16, 16)),
+    "convolution": lambda: Net(
+        nn.Sequential(nn.Unflatten(1, (4, 2, 2)), nn.Conv2d(4, 4, 2, padding="same"), nn.Flatten())
+    ),
     "group norm": lambda: Net(nn.GroupNorm(4, 16)),
     "layer norm": lambda: Net(nn.LayerNorm(16)),
-    "LSTM": lambda: Recurrent(batch_first=True),
-    "LSTM of two layers": lambda: Recurrent(num_layers=2),
+    "LSTM": lambda: Recurrent(num_layers=2),
 }
 
 
@@ -169,15 +206,29 @@ def test_equals_turns_with_every_layer(layer: str) -> None:
     assert difference(turns, side) < 1e-12
 
 
-DECLINED = {
-    "random operation": lambda: Net(nn.Identity(), functional=True),
-    "an LSTM that has": lambda: Recurrent(batch_first=True, bidirectional=True),
+# By the words of the table: a network, and the reason that is said.
+DECLINED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "functional.dropout": (lambda: Net(nn.Identity(), functional=True), "random operation"),
+    "bidirectional": (lambda: Recurrent(batch_first=True, bidirectional=True), "an LSTM that has"),
+    "GRU": (lambda: Recurrent(nn.GRU), "cannot be batched"),
 }
 
 
-@pytest.mark.parametrize("reason", DECLINED)
-def test_what_cannot_be_stacked_takes_turns_and_says_why_once(reason: str) -> None:
-    federation = of_module(DECLINED[reason])
+def test_the_table_is_complete() -> None:
+    """docs/speed.md names every method, optimiser and kind of layer, on the right side."""
+    assert sorted(named(table("methods")[0])) == sorted(
+        m for m in METHODS if "+" not in m and not declined(of_method(m))
+    )
+    assert sorted(named(table("methods")[1])) == sorted(m for m in METHODS if "+" not in m and declined(of_method(m)))
+    assert set(re.findall(r"`([a-z]+)`", table("optimisers")[0])) == set(FUSED) == set(OPTIMIZERS)
+    assert all(layer in table("layers")[0] for layer in (*LAYERS, "attention", "embedding"))  # those are in families
+    assert all(layer in table("layers")[1] for layer in DECLINED)
+
+
+@pytest.mark.parametrize("layer", DECLINED)
+def test_what_cannot_be_stacked_takes_turns_and_says_why_once(layer: str) -> None:
+    make, reason = DECLINED[layer]
+    federation = of_module(make)
     turns, (side, said) = served(federation, False)[0], served(federation, True)
     assert difference(turns, side) == 0
     (line,) = said

@@ -16,7 +16,7 @@ statistics follow the buffer policy. InCo mixes the mean, not h / alpha, and h_i
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Gt
 
@@ -34,6 +34,7 @@ from incofl.transform import SHARED
 class FedDyn(ClientRule):
     """The client half, which keeps h_i."""
 
+    stacks: ClassVar[bool] = True
     alpha: Annotated[float, Gt(0)] = 0.1  # strength of the regularisation
     # what N is: the clients that hold a position (``holders``), or ``all``
     population: Literal["holders", "all"] = "holders"
