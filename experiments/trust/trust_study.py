@@ -1,6 +1,6 @@
 """Robust means under attack, paired by seed (PROTOCOL.md).
 
-usage: python experiments/trust/study.py [--data DIR] [--out runs/trust] [--jobs 2] [--seeds 0,1,2,3,4]
+usage: python experiments/trust/trust_study.py [--data DIR] [--out runs/trust] [--jobs 2] [--seeds 0,1,2,3,4]
            [--sets digits,fashion-mnist] [--attacks sign-flip,...] [--count] [--tables-only]
 
 Makes the runs, and writes experiments/results/trust.csv (a line for every finished run, with its commit) and trust.md
@@ -139,7 +139,7 @@ def tables(found: dict[Cell, dict[str, str]]) -> str:
 
 FLEET_NAMES = {"equal": "a share of all clients attacks", "sole": "the only holder of the deepest blocks attacks"}
 NOTE = (
-    "`python experiments/trust/study.py`. In percent, mean over the levels and the last third of the evaluations, "
+    "`python experiments/trust/trust_study.py`. In percent, mean over levels and the last third of the evaluations, "
     "± half width of the 95 % interval over the seeds (Student's t)."
 )
 
