@@ -163,8 +163,11 @@ def data_files(inputs: Inputs, draw: Draw) -> None:
     if draw(st.booleans()):
         path, genuine = inputs.folder / "copy.safetensors", inputs.folder / "genuine.safetensors"
         if not genuine.exists():
-            part = incofl.Data((torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.arange(4)), classes=4).train
-            write_cache(genuine, part, part, "nowhere")
+            train, test = (
+                incofl.Data((torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.arange(4)), classes=4).train
+                for _ in "12"
+            )
+            write_cache(genuine, train, test, "nowhere")
         path.write_bytes(edited(genuine.read_bytes(), draw(EDITS)))
         read_cache(path, 4)
         return
@@ -186,7 +189,7 @@ def checkpoints(inputs: Inputs, draw: Draw) -> None:
         tensors, header = read_sealed(genuine)
         name = draw(st.sampled_from(sorted(tensors)))
         new = draw(st.sampled_from(["shared/x", "private/x/y", "private/-1/y", "extra", "states/", "odd/x", name]))
-        tensors[new] = tensors.pop(name)[:1]
+        tensors[new] = tensors.pop(name).flatten()[:1]
         header = altered({key: value for key, value in header.items() if key not in ("format", "checksum")}, draw)
         try:
             write_sealed(path, tensors, header if isinstance(header, dict) else {})

@@ -80,12 +80,23 @@ def test_a_crash_around_the_checkpoint(crash: str, federation: Federation, tmp_p
             again.restore(older)
 
 
-def test_old_memories_are_deleted_once_the_checkpoint_is_there(federation: Federation, tmp_path: Path) -> None:
-    store = ClientStore(federation, tmp_path)
+def test_old_memories_are_deleted_once_no_checkpoint_needs_them(federation: Federation, tmp_path: Path) -> None:
+    """The last two checkpoints are kept, and a round that is taken back leaves what they need."""
+    store, manifests = ClientStore(federation, tmp_path), []
     for round in range(3):
         store.put(1, 0, round, memory(federation, 0, float(round)))
         store.saved()
-    assert files(tmp_path) == {"client-1-round-2.safetensors"}
+        manifests.append(dict(store.manifest))
+    assert files(tmp_path) == {"client-1-round-1.safetensors", "client-1-round-2.safetensors"}
+    store.put(1, 0, 3, memory(federation, 0, 3.0))
+    store.restore(manifests[2])
+    assert files(tmp_path) == {"client-1-round-1.safetensors", "client-1-round-2.safetensors"}
+    again = ClientStore(federation, tmp_path)
+    again.restore(manifests[2], manifests[1])
+    assert files(tmp_path) == {"client-1-round-1.safetensors", "client-1-round-2.safetensors"}
+    again.restore(manifests[1], {})
+    assert value_of(again, federation, 1, 0) == 1.0
+    assert files(tmp_path) == {"client-1-round-1.safetensors"}
 
 
 def test_memories_are_in_the_servers_coordinates(federation: Federation) -> None:
@@ -111,7 +122,7 @@ def test_a_missing_or_damaged_file_is_one_clear_line(damage: str, tmp_path: Path
     else:
         victim.write_bytes(victim.read_bytes()[:100])
     with pytest.raises(
-        RunError, match=r"client-\d+-round-0.safetensors: the memory of .*(missing|cannot be read)"
+        RunError, match=r"client-\d+-round-0.safetensors: .*the memory of .*(missing|cannot be read)"
     ) as line:
         incofl.run(tiny_config(*settings, "rounds=2"), tmp_path, resume=True)
     assert "\n" not in str(line.value)

@@ -115,6 +115,14 @@ def first_variance(upload: Upload) -> str:
         (lambda u: {"loss": float("nan")}, "its loss is nan"),
         (lambda u: {"normaliser": float("inf")}, "its normaliser is inf"),
         (lambda u: {"normaliser": 0.0}, "its normaliser is 0.0"),
+        (lambda u: {"steps": -3}, "trained on nothing"),
+        (lambda u: {"examples": -3}, "it has -3 examples"),
+        (
+            lambda u: {"update": {n: v.double() for n, v in u.update.items()}},
+            "is of torch.float64, expected torch.float32",
+        ),
+        (lambda u: {"extra": {"x": torch.zeros(1)}}, "its extra holds 'x' of shape (1,), expected none"),
+        (lambda u: {"extra": {"fc.bias": torch.zeros(3)}}, "its extra holds 'fc.bias' of shape (3,), expected (10,)"),
     ],
 )
 def test_what_cannot_be_is_rejected(change: Any, reason: str) -> None:

@@ -7,6 +7,7 @@ scale is the running median of what clients of its level have sent, which less t
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Validation:
 
     def accept(self, upload: Upload) -> Upload:
         """The upload as it may be added up, perhaps with a shorter update; refuses what cannot be believed."""
-        check(upload, self._server.layout.not_negative)
+        check(upload, self._server)
         self._check_loss(upload.client, upload.loss)
         norms, factors, settings = norms_of(upload), dict[str, float](), self._settings
         self._remember(upload.level, upload.steps, upload.loss, norms)  # the median does not mind a few that are wrong
@@ -72,12 +73,13 @@ class Validation:
         values = [*stack.update.values(), *stack.extra.values(), *stack.buffers.values()]
         not_negative = only(stack.buffers, self._server.layout.not_negative)
         try:
-            stack.slice.check({name: value[0] for name, value in (stack.update | stack.buffers).items()}, "stack")
+            if stack:
+                check(stack[0], self._server)  # of which all have the names, shapes and types
             for client, loss in zip(stack.clients, stack.losses, strict=True):
                 self._check_loss(client, loss)
         except UploadError:
             return False
-        if not all(stack.steps) or not all_bounded(values, LARGEST_NORM):
+        if not all(steps > 0 for steps in stack.steps) or not all_bounded(values, LARGEST_NORM):
             return False
         if any(float(value.min()) < 0 for value in not_negative.values()):
             return False
@@ -178,12 +180,28 @@ def _norm(values: Sequence[Tensor]) -> float:
         return math.hypot(*map(float, torch._foreach_norm(floats))) if floats else 0.0
 
 
-def check(upload: Upload, not_negative: frozenset[str] = frozenset()) -> None:
-    """Refuses what must not reach the server model: wrong names or shapes, values out of bounds, no training."""
+def check(upload: Upload, server: Server) -> None:
+    """Refuses what must not reach the server: wrong names, shapes or types, values out of bounds, no training."""
     who, why = f"client {upload.client}", "the training diverged, lower local.lr"
     upload.slice.check(upload.update | upload.buffers, who)
-    if upload.steps == 0:
+    smallest = server.population[0][0].shapes if 0 in server.population else {}
+    for part, table, shapes in (("extra", upload.extra, upload.slice.shapes), ("smallest", upload.smallest, smallest)):
+        for name, value in table.items():
+            if name not in server.shared or tuple(value.shape) != shapes.get(name):
+                says = f"of shape {tuple(value.shape)}, expected {shapes.get(name, 'none')}"
+                raise UploadError(f"{who}: its {part} holds {name!r:.100} {says}")
+    for name, value in (
+        *upload.update.items(),
+        *upload.extra.items(),
+        *upload.buffers.items(),
+        *upload.smallest.items(),
+    ):
+        if value.dtype != (kind := server.shared[name].dtype):
+            raise UploadError(f"{who}: {name!r} is of {value.dtype}, expected {kind}")
+    if not isinstance(upload.steps, Integral) or upload.steps < 1:
         raise UploadError(f"{who}: trained on nothing; it has {upload.examples} example(s)")
+    if not isinstance(upload.examples, Integral) or upload.examples < 0:
+        raise UploadError(f"{who}: it has {upload.examples} examples, expected a number of them")
     if not math.isfinite(upload.normaliser) or upload.normaliser <= 0:
         raise UploadError(f"{who}: its normaliser is {upload.normaliser}, expected a positive number")
     parts = ("update of", upload.update), ("update of", upload.extra), ("buffer", upload.buffers | upload.smallest)
@@ -199,5 +217,5 @@ def check(upload: Upload, not_negative: frozenset[str] = frozenset()) -> None:
                 bound = f"values up to {most:.1e}, expected a norm of at most {LARGEST_NORM:.0e}"
                 raise UploadError(f"{who}: its {what} {name!r} has {bound}; {why}")
     for name, value in (*upload.buffers.items(), *upload.smallest.items()):
-        if name in not_negative and float(value.min()) < 0:
+        if name in server.layout.not_negative and float(value.min()) < 0:
             raise UploadError(f"{who}: its buffer {name!r} has {float(value.min()):.2g}, expected nothing below 0")
