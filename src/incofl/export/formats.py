@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def trace(model: Logits, inputs: Inputs, one: bool = False) -> ExportedProgram:
 
     A model that computes with the size of the batch as a number can be exported for one example alone.
     """
-    arguments, named = _arguments(map_inputs(lambda x: x[: 1 if one else EXAMPLES], inputs))
-    shapes = ShapesCollection()
+    arguments, named = _arguments(map_inputs(itemgetter(slice(1 if one else EXAMPLES)), inputs))
+    shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     for tensor in (*arguments, *named.values()):
         shapes[tensor] = {} if one else {0: Dim.AUTO}
     with quiet():
@@ -69,7 +70,7 @@ def any_batch(program: ExportedProgram, inputs: Inputs) -> bool:
     model = program.module()
     try:
         for size in (1, EXAMPLES + 1):
-            call(model, map_inputs(lambda x, size=size: x[:size], inputs))
+            call(model, map_inputs(itemgetter(slice(size)), inputs))
     except Exception:  # a guard of the graph, or an operator with a fixed shape
         return False
     return True

@@ -6,6 +6,8 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +90,7 @@ def export_model(
             expected = call(model, inputs)
             if not isinstance(expected, Tensor):
                 raise RunError(f"{folder}: the model returns {type(expected).__name__}, expected a tensor of logits")
-            made.append(dataclasses.replace(ours, milliseconds=latency(lambda x, own=model: call(own, x), inputs)))
+            made.append(dataclasses.replace(ours, milliseconds=latency(partial(call, model), inputs)))
         stem = f"level-{level}" + (f"-exit-{exit}" if exit is not None else "")
         made += [write(FORMATS[name], model, inputs, expected, target / stem, ours) for name in formats]
     atomic_write(target / "README.md", page(config, server.round, made, inputs, kind).encode())
@@ -116,7 +118,7 @@ def write(format: Format, model: Logits, inputs: Inputs, expected: Tensor, stem:
         run = format.read(path, model.model)
         count = num_examples(inputs)
         parts = [slice(None)] if batches else [slice(i, i + 1) for i in range(count)]
-        got = torch.cat([run(map_inputs(lambda x, part=part: x[part], inputs)) for part in parts])
+        got = torch.cat([run(map_inputs(itemgetter(part), inputs)) for part in parts])
         milliseconds = latency(run, inputs)
     difference = float((got - expected).abs().max())
     if got.shape != expected.shape or not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):

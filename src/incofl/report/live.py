@@ -61,7 +61,7 @@ def state(folder: str | Path) -> dict[str, Any]:
 
 def finished(now: dict[str, Any]) -> bool:
     """Whether nothing more will come."""
-    return now["status"] != "no summary yet"
+    return bool(now["status"] != "no summary yet")
 
 
 def make_server(folder: str | Path, port: int = 0) -> ThreadingHTTPServer:
@@ -81,7 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
-        own = {f"{name}:{self.server.server_address[1]}" for name in (LOOPBACK, "localhost")}
+        server: Any = self.server
+        own = {f"{name}:{server.server_port}" for name in (LOOPBACK, "localhost")}
         if self.headers.get("Host") not in own:
             self.send_error(403)
         elif self.path == "/":
