@@ -313,7 +313,7 @@ def test_options_of_commands_exist(page: str) -> None:
         if command is not None:
             wrong = {word for word in words.split() if re.fullmatch("--?[a-z-]+", word)} - known[command]
             assert not wrong, (words, wrong)
-    elsewhere = {"--run-config", "--host"}  # of flwr, and of make_keys.py
+    elsewhere = {"--run-config", "--host", "--build-arg"}  # of flwr, of make_keys.py, and of docker
     for option in re.findall(r"`(--?[a-z][a-z-]*)[^`]*`", TEXTS[page]):
         assert option in set().union(elsewhere, *known.values()), option
 

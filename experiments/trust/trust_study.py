@@ -1,10 +1,6 @@
 """Robust means under attack, paired by seed (PROTOCOL.md).
 
-<<<<<<<< HEAD:experiments/trust/attacks.py
-usage: python experiments/trust/attacks.py [--data DIR] [--out runs/trust] [--jobs 2] [--seeds 0,1,2,3,4]
-========
 usage: python experiments/trust/trust_study.py [--data DIR] [--out runs/trust] [--jobs 2] [--seeds 0,1,2,3,4]
->>>>>>>> 71c18947949071f2badb4313ccac0f5c7b88bc1a:experiments/trust/trust_study.py
            [--sets digits,fashion-mnist] [--attacks sign-flip,...] [--count] [--tables-only]
 
 Makes the runs, and writes experiments/results/trust.csv (a line for every finished run, with its commit) and trust.md
@@ -143,11 +139,7 @@ def tables(found: dict[Cell, dict[str, str]]) -> str:
 
 FLEET_NAMES = {"equal": "a share of all clients attacks", "sole": "the only holder of the deepest blocks attacks"}
 NOTE = (
-<<<<<<<< HEAD:experiments/trust/attacks.py
-    "`python experiments/trust/attacks.py`. In percent, mean over the levels and the last third of the evaluations, "
-========
     "`python experiments/trust/trust_study.py`. In percent, mean over levels and the last third of the evaluations, "
->>>>>>>> 71c18947949071f2badb4313ccac0f5c7b88bc1a:experiments/trust/trust_study.py
     "± half width of the 95 % interval over the seeds (Student's t)."
 )
 

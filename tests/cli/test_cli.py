@@ -474,3 +474,10 @@ def test_a_dry_run_checks_and_runs_nothing(incofl: Shell, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
     assert incofl("run", "--set", "data.name=cifar10", "--root", tmp_path, "--dry-run")[0] == 2  # it is not there
     assert "--rounds" in incofl("run", "--rounds", "0")[2]
+
+
+def test_windows_is_refused_in_one_line(incofl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    code, _, err = incofl("list", "methods")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "use WSL" in err

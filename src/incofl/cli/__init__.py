@@ -53,6 +53,11 @@ def _start(
 
 def main() -> None:
     """Runs the command line; what the user can fix is said in one line, without a traceback."""
+    if sys.platform == "win32":
+        typer.echo(
+            "incofl: Windows is not supported (file locks and worker processes are those of Unix); use WSL", err=True
+        )
+        sys.exit(2)
     try:
         code = app(standalone_mode=False)
     except (IncoflError, ClickException, OSError) as problem:

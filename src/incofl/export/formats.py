@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def trace(model: Logits, inputs: Inputs, one: bool = False) -> ExportedProgram:
 
     A model that computes with the size of the batch as a number can be exported for one example alone.
     """
-    arguments, named = _arguments(first(inputs, 1 if one else EXAMPLES))
-    shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]  # torch has no types for it
+    arguments, named = _arguments(map_inputs(itemgetter(slice(1 if one else EXAMPLES)), inputs))
+    shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     for tensor in (*arguments, *named.values()):
         shapes[tensor] = {} if one else {0: Dim.AUTO}
     with quiet():
@@ -64,17 +65,12 @@ def trace(model: Logits, inputs: Inputs, one: bool = False) -> ExportedProgram:
     return program if one or any_batch(program, inputs) else trace(model, inputs, one=True)
 
 
-def first(inputs: Inputs, size: int) -> Inputs:
-    """The first examples of some inputs."""
-    return map_inputs(lambda x: x[:size], inputs)
-
-
 def any_batch(program: ExportedProgram, inputs: Inputs) -> bool:
     """Whether an exported model takes batches of other sizes than the one that it was traced with."""
     model = program.module()
     try:
         for size in (1, EXAMPLES + 1):
-            call(model, first(inputs, size))
+            call(model, map_inputs(itemgetter(slice(size)), inputs))
     except Exception:  # a guard of the graph, or an operator with a fixed shape
         return False
     return True

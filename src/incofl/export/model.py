@@ -2,11 +2,12 @@
 
 import copy
 import dataclasses
-import functools
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +90,11 @@ def export_model(
             expected = call(model, inputs)
             if not isinstance(expected, Tensor):
                 raise RunError(f"{folder}: the model returns {type(expected).__name__}, expected a tensor of logits")
-            made.append(dataclasses.replace(ours, milliseconds=latency(functools.partial(call, model), inputs)))
+            made.append(dataclasses.replace(ours, milliseconds=latency(partial(call, model), inputs)))
         stem = f"level-{level}" + (f"-exit-{exit}" if exit is not None else "")
         made += [write(FORMATS[name], model, inputs, expected, target / stem, ours) for name in formats]
     atomic_write(target / "README.md", page(config, server.round, made, inputs, kind).encode())
     return made
-
-
-def _one(inputs: Inputs, at: int) -> Inputs:
-    return map_inputs(lambda x: x[at : at + 1], inputs)
 
 
 def write(format: Format, model: Logits, inputs: Inputs, expected: Tensor, stem: Path, ours: Exported) -> Exported:
@@ -120,7 +117,8 @@ def write(format: Format, model: Logits, inputs: Inputs, expected: Tensor, stem:
     with torch.inference_mode(), one_thread(), quiet():
         run = format.read(path, model.model)
         count = num_examples(inputs)
-        got = run(inputs) if batches else torch.cat([run(_one(inputs, at)) for at in range(count)])
+        parts = [slice(None)] if batches else [slice(i, i + 1) for i in range(count)]
+        got = torch.cat([run(map_inputs(itemgetter(part), inputs)) for part in parts])
         milliseconds = latency(run, inputs)
     difference = float((got - expected).abs().max())
     if got.shape != expected.shape or not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):

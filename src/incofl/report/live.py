@@ -7,7 +7,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from incofl.config import read_toml
 from incofl.engine.run_folder import RunFolder
@@ -81,7 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
-        own = {f"{name}:{cast(ThreadingHTTPServer, self.server).server_port}" for name in (LOOPBACK, "localhost")}
+        server: Any = self.server
+        own = {f"{name}:{server.server_port}" for name in (LOOPBACK, "localhost")}
         if self.headers.get("Host") not in own:
             self.send_error(403)
         elif self.path == "/":

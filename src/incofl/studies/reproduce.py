@@ -183,8 +183,7 @@ def lines(results: Sequence[Outcome]) -> list[list[str]]:
     """Returns the lines of the table, headings first: ours and the paper's side by side, with the paper's arrows."""
     rows = [["section", "method", "setting", "ours", "difference", "visible from", "paper", "verdict"]]
     for result in results:
-        gap, difference, visible, theirs = result.difference, "", "", "-"
-        verdict: str = result.verdict or ""
+        gap, difference, visible, theirs, verdict = result.difference, "", "", "-", str(result.verdict or "")
         if gap is not None:
             half = "" if gap.half_width is None else f" ± {gap.half_width:.1f}"
             difference = f"{arrow(gap.mean)}{half}, {gap.wins} of {len(result.seeds)}"
