@@ -200,13 +200,13 @@ def write(tasks: Sequence[str], data: str, out: Path, wanted: Sequence[int]) -> 
             cells[task] = {
                 name: cell(runs, name, {(name, seed): configs[name, seed] for seed in seeds}) for name in ARMS
             }
-            page = f"# {TASKS[task]}\n\n{table(cells[task])}{note(seeds, commits)}"
+            page = f"### {TASKS[task]}\n\n{table(cells[task])}{note(seeds, commits)}"
             (RESULTS / f"lora-{task}.md").write_text(page, encoding="utf-8")
             print(page)
     with (RESULTS / "lora.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([CSV, *raw])
     if len(cells) == len(TASKS) and len(set(map(tuple, whole.values()))) == 1:
-        page = f"# Rules for adapters of unequal rank\n\n{both(cells)}{note(whole['text'], commits)}"
+        page = f"### Rules for adapters of unequal rank\n\n{both(cells)}{note(whole['text'], commits)}"
         (RESULTS / "lora.md").write_text(page, encoding="utf-8")
         print(page)
 
