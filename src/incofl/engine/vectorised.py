@@ -9,7 +9,7 @@ client's own seed. What cannot be done this way is ``Declined``, with the reason
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,39 +82,34 @@ class Vectorised:
         parts = [f.partition[job.client] for job in jobs]
         drawing = jobs if draws(self._module) else ()
         self._side.generators = [torch_rng(f.seed, Purpose.LAYERS, job.round, job.client) for job in drawing]
-        labels = count_labels(f, parts)
         given = ClientInput(
             state={name: value.expand(len(jobs), *value.shape) for name, value in state.items()},
             extra={name: value.expand(len(jobs), *value.shape) for name, value in extra.items()},
             memory=stacked_memory(memories or []),
-            labels=labels,
+            labels=count_labels(f, parts),
             round=first.round,
         )
         with one_thread():
-            made = self._train(given, steps_of(f, jobs, parts))
-        return dataclasses.replace(
-            made,
-            clients=tuple(job.client for job in jobs),
-            level=first.level,
-            slice=f.slice(first.level, first.round, first.client),
-            update={n: x for n, x in made.update.items() if n not in f.slice(first.level, first.round).given},
-            examples=tuple(map(len, parts)),
-        )
+            return self._train(jobs, given, parts)
 
-    def _train(self, given: ClientInput, batches: Iterator[Step]) -> UploadStack:
+    def _parts(self, state: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+        """Of stacked states: copies of the parameters and of the buffers that change, and what is the same for all."""
+        stack = {name: state[name].clone(memory_format=torch.contiguous_format) for name in self._trained}
+        buffers = {name: state[name].clone() for name in changing_buffers(self._module, state)}
+        return stack, buffers, {n: x[0] for n, x in state.items() if n not in stack and n not in buffers}
+
+    def _train(self, jobs: Sequence[Job], given: ClientInput, parts: Sequence[Tensor]) -> UploadStack:
         f, rule, state = self._federation, self._federation.method.client, given.state
         whole = Local(self._module, given, f.local.in_round(given.round), padded(f.task, self._side))
-        stack = {name: state[name].clone(memory_format=torch.contiguous_format) for name in self._trained}
-        buffers = {n: state[n].clone() for n in changing_buffers(self._module, state)}
-        fixed = {name: x[0] for name, x in state.items() if name not in stack and name not in buffers}
-        clients = len(next(iter(state.values())))
+        stack, buffers, fixed = self._parts(state)
+        clients = len(jobs)
         total, counted, steps = torch.zeros(clients), torch.zeros(clients), [0] * clients
         vars(whole)["parameters"] = stack
         rule.begin(whole)
         local, leaves = whole, dict[str, Tensor]()
         optimizer = FUSED[f.local.optimizer](list(stack.values()))
         optimizer.begin(whole.settings.lr, f.local.momentum, f.local.nesterov, f.local.weight_decay)
-        for number, step in enumerate(batches):
+        for number, step in enumerate(steps_of(f, jobs, parts)):
             active = len(step.sizes)
             if active != len(next(iter(leaves.values()), ())):
                 local = part_of(whole, 0, active)
@@ -136,13 +131,14 @@ class Vectorised:
         with torch.no_grad():
             update = {name: x.detach() - state[name] for name, x in stack.items()}
             extra, memory = self._finish(whole, update, steps)
+        slice_ = f.slice(jobs[0].level, jobs[0].round, jobs[0].client)
         return UploadStack(
-            clients=(),
-            level=0,
-            slice=f.slice(0, 0),
-            update=update,
+            clients=tuple(job.client for job in jobs),
+            level=jobs[0].level,
+            slice=slice_,
+            update={name: x for name, x in update.items() if name not in slice_.given},
             buffers=buffers,
-            examples=(),
+            examples=tuple(map(len, parts)),
             steps=steps,
             losses=(total / counted.clamp(min=1)).tolist(),
             extra=extra,
@@ -196,11 +192,10 @@ class Vectorised:
             )
 
         y = as_target(f.data.train.y[:1]).expand(2, 2, *f.data.train.y.shape[1:])
-        labels = None if (counts := count_labels(f, [torch.zeros(2, dtype=torch.long)] * 2)) is None else counts
-        given = ClientInput(state=state, labels=labels)
-        stack = {name: state[name].clone().requires_grad_() for name in self._trained}
-        buffers = {n: state[n].clone() for n in changing_buffers(self._module, state)}
-        fixed = {name: x[0] for name, x in state.items() if name not in stack and name not in buffers}
+        given = ClientInput(state=state, labels=count_labels(f, [torch.zeros(2, dtype=torch.long)] * 2))
+        stack, buffers, fixed = self._parts(state)
+        for value in stack.values():
+            value.requires_grad_()
         self._side.generators = [Generator(), Generator()]
         local = Local(self._module, given, f.local, padded(f.task, self._side))
         try:

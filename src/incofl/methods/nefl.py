@@ -66,7 +66,7 @@ def branch_ends(model: nn.Module, layout: Layout) -> list[nn.Module]:
 
 def scaled(layer: nn.Module, inputs: Any, output: Any) -> Any:
     """A hook that multiplies what a layer returns, in a tuple the first element, by its step."""
-    step = layer.get_parameter(STEP)
+    step = getattr(layer, STEP)  # a parameter, or one of several clients side by side
     return (step * output[0], *output[1:]) if isinstance(output, tuple) else step * output
 
 
