@@ -296,7 +296,8 @@ OTHERS = ("incoavg", "fedavg", "heteronova", "heteroscaffold", "heterofl", "dept
 @pytest.mark.parametrize(
     ("base", "rule"),
     [("heteroavg", rule) for rule in RULES]
-    + [(base, rule) for base in OTHERS for rule in ("centred", "trimmed", "krum")],
+    + [(base, rule) for base in OTHERS for rule in ("centred", "trimmed", "krum")]
+    + [("fedrand", "centred"), ("fedrolex", "krum"), ("fedecover", "trimmed")],
 )
 def test_methods_with_each_rule(base: str, rule: str) -> None:
     federation = tiny_federation(f"method={base}+{rule}", "aggregate.weighting=uniform", "model.name=tiny-mlp")

@@ -24,6 +24,7 @@ from incofl.client import Upload
 from incofl.mean import Arrivals, Averages, Mean
 from incofl.options import options
 from incofl.server import Changes, Server
+from incofl.split import Slice
 from incofl.tensors import Tensors, length, only
 from incofl.transform import SHARED
 from incofl.upload import kept
@@ -127,16 +128,17 @@ class _Measure:
         self._names = {"update": layout.parameters, "buffers": statistics}
         self._sizes = {p: sum(math.prod(layout.shapes[n]) for n in names) for p, names in self._names.items()}
         self.parts = {part for part, size in self._sizes.items() if size}
-        self._centres: dict[tuple[int, int], dict[str, Tensors]] = {}  # by level and slice
+        # By level and slice, the centres; the slice is kept, so that no other gets its id.
+        self._centres: dict[tuple[int, int], tuple[Slice, dict[str, Tensors]]] = {}
 
     def __call__(self, upload: Upload) -> list[Cut]:
         key, server = (upload.level, id(upload.slice)), self._server
         if key not in self._centres:
             buffers = only(server.state(upload.level), self._names["buffers"])
             full = {"update": self._rule.centre(server, upload.level), "buffers": buffers}
-            self._centres[key] = {part: upload.slice.look(values) for part, values in full.items()}
+            self._centres[key] = upload.slice, {part: upload.slice.look(values) for part, values in full.items()}
         found = []
-        for part, centre in self._centres[key].items():
+        for part, centre in self._centres[key][1].items():
             values = only(getattr(upload, part), self._names[part])
             if count := sum(value.numel() for value in values.values()):
                 away = {n: v - centre[n] if n in centre else v for n, v in values.items()}
