@@ -36,6 +36,9 @@ class RecordedRun:
             raise RunError(f"{path}: holds no finished round; continue it (--resume, or resume=True in Python)")
         # By dotted key; unlike the config they can be read without the objects that they name.
         self.values = flat(read_toml(self.folder.config))
+        for key, kind in {"seed": int, "method": str, "data.name": str, "model.name": str, "task.name": str}.items():
+            if not isinstance(value := self.values.get(key), kind):
+                raise RunError(f"{self.folder.config}: damaged ({key} is {value!r:.40}, expected a resolved config)")
         self.seed, self.method = int(self.values["seed"]), str(self.values["method"])
 
     @cached_property
@@ -78,9 +81,10 @@ class RecordedRun:
     def json(self, name: str) -> dict[str, Any]:
         """Reads a file of the folder; empty if it is missing or half written."""
         try:
-            return dict(json.loads((self.path / name).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
+            found = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
             return {}
+        return found if isinstance(found, dict) else {}
 
     @cached_property
     def federation_or_reason(self) -> Federation | str:
@@ -93,8 +97,9 @@ class RecordedRun:
     @cached_property
     def levels(self) -> list[int]:
         """The levels that were evaluated, smallest first; without a summary they follow from the rows."""
-        if written := self.json("summary.json").get("levels"):
-            return list(written)
+        written = self.json("summary.json").get("levels")
+        if isinstance(written, list) and written and all(isinstance(level, int) for level in written):
+            return written
         count, federation = max(len(row["accuracy_by_level"] or []) for row in self.rows), self.federation_or_reason
         used = [] if isinstance(federation, str) else federation.levels_in_use
         return used if len(used) == count else list(range(count))

@@ -52,9 +52,11 @@ def atomic_write(path: Path, *pieces: bytes | memoryview, mode: int = SHARED) ->
 
 def append_line(path: Path, line: str) -> None:
     """Adds a line to a file; if that is interrupted, what is there of it has no end."""
-    with _explained(path), _opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, SHARED) as file:
-        put(file, line.encode() + b"\n")
-        os.fsync(file)
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, SHARED) as file:
+            put(file, line.encode() + b"\n")
+            os.fsync(file)
 
 
 def sync_folder(path: Path) -> None:
