@@ -135,7 +135,7 @@ def _checked(tree: dict[str, Any], objects: dict[str, Any], also: Iterable[Any])
         if key not in KEYS and key not in sections:
             last = {f.name: f"{name}." for name, own in reversed(sections.items()) for f in dataclasses.fields(own)}
             near = difflib.get_close_matches(key.lower(), [*KEYS, *sections, *last], n=1)
-            hint = nearest(key, near or [*KEYS, *sections], last.get(near[0], "") if near else "")
+            hint = nearest(key, near or {*KEYS, *sections}, last.get(near[0], "") if near else "")
             raise ConfigError(f"config: unknown key {key!r}{hint}")
     known = {key: from_table(sections[key], value, key) if key in sections else value for key, value in tree.items()}
     own = {key: known.pop(key) for key in KEYS if key in known}
