@@ -41,7 +41,7 @@ class Measured(validation.Validation):
 def main() -> None:
     import incofl.engine.round as rounds
 
-    rounds.Validation = Measured  # type: ignore[misc]
+    rounds.Validation = Measured  # type: ignore[attr-defined]  # in its place for this process
     named, overrides = [a for a in sys.argv[1:] if "=" not in a], [a for a in sys.argv[1:] if "=" in a]
     config = make_config(named[0] if named else None, overrides)
     with tempfile.TemporaryDirectory() as folder:

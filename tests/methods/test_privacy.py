@@ -282,3 +282,13 @@ def test_the_bound_of_an_audit_by_hand() -> None:
     assert script["lower_bound"]([0.0] * 100, [1.0] * 100) == pytest.approx(
         math.log((1 - most_false - 1e-5) / most_false)
     )
+
+
+def test_rounds_are_never_taken_back_and_norms_of_others_do_not_count(tmp_path: Path) -> None:
+    """Both would depend on what several clients sent: neither is bounded by the noise. Empty cohorts advance, too."""
+    config = tiny_config(*PLAIN, "privacy.noise=1", "cohort=1", "rounds=12", "validation.least=9")
+    result = incofl.run(config, tmp_path / "run", progress=False)
+    assert len(result.history) == 12
+    assert [] in [row["clients"] for row in result.history]
+    assert not any("taken_back" in row or "clipped" in row for row in result.history)
+    assert "norms" not in result._run.server.states

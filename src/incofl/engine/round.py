@@ -54,12 +54,14 @@ class RoundStats:
     on_upload: Callable[[int], None] = lambda client: None
     on_accepted: Callable[[Upload], None] = lambda upload: None
     validation: ValidationConfig = field(default_factory=ValidationConfig)
+    confidential: bool = False  # whether nothing but the mean may depend on what several clients sent
     trace: Trace = field(default_factory=Trace)
     last_arrival: float = 0.0
 
     def validated(self, arrivals: Iterator[Sequence[Upload | Lost]], server: Server) -> Iterator[Sequence[Upload]]:
         """Passes on the uploads that can be aggregated; the others are rejected, with the reason."""
-        self._rules = Validation(server, self.validation)
+        off = dataclasses.replace(self.validation, norm="off")
+        self._rules = Validation(server, off if self.confidential else self.validation)
         for uploads in arrivals:
             accepted: Sequence[Upload] = (
                 uploads
@@ -73,6 +75,8 @@ class RoundStats:
 
     def kept(self, server: Server, after: Server) -> Server:
         """The server after a round, with what was learned of norms; as it was if the round must be taken back."""
+        if self.confidential:  # a round that is taken back, and the norms of others, would tell
+            return after
         self.taken_back = self._rules.problem(after, len(self.clients) - len(self.rejected))
         if self.taken_back is not None:
             return dataclasses.replace(server, round=after.round)

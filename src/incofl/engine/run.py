@@ -244,6 +244,7 @@ class Run:
             on_upload=self._progress.uploaded,
             on_accepted=functools.partial(store.keep, server.round),
             validation=config.validation,
+            confidential=federation.method.server.mean.confidential,
             trace=trace,
         )
         start = time.perf_counter()
