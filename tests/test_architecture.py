@@ -18,6 +18,7 @@ ORDER = [
     ["inco", "aggregate", "anchor"],
     ["upload"],
     ["client"],
+    ["evaluate"],
     ["server"],
     ["mean"],
     ["method"],

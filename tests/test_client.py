@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from incofl.client import ClientInput, ClientRule, Local, LocalSettings, evaluate, measure_buffers, train
+from incofl.client import ClientInput, ClientRule, Local, LocalSettings, train
 from incofl.errors import ConfigError
+from incofl.evaluate import evaluate, measure_buffers
 from incofl.task import CLASSIFICATION, TASKS
 from incofl.tensors import clone
 

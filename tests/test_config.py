@@ -108,7 +108,7 @@ BAD = {
     "epoch=1": "config: unknown key 'epoch'; did you mean 'local.epochs'?",
     "lr=1": "config: unknown key 'lr'; did you mean 'local.lr'?",
     "local.batch_size=1000000000000": "local.batch_size: got 1000000000000, expected a whole number >= 2",
-    "data.clients=0": "data.clients: got 0, expected a whole number >= 1",
+    "data.clients=0": "data.clients: got 0, expected a whole number from 1 to 1e+08",
     "data.partition=random": "data.partition: got 'random', expected 'iid' or 'dirichlet'",
     "data=3": "data: got 3, expected a table such as [data]",
     "seed.x=3": "seed: got {'x': 3}, expected a whole number >= 0",

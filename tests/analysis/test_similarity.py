@@ -211,7 +211,14 @@ def test_runs_that_differ_in_the_seed_alone_belong_together(tmp_path: Path) -> N
         folder = RunFolder(tmp_path / name)
         folder.path.mkdir()
         folder.save_config(tiny_config(*overrides))
-        folder.append({"round": 1})
+        values: dict[str, object] = {
+            "accuracy": None,
+            "accuracy_by_level": None,
+            "loss": None,
+            "clients": [],
+            "rejected": [],
+        }
+        folder.append({"round": 1, **values, "bytes_up": 0, "bytes_down": 0, "seconds": 0.1})
         return RecordedRun(folder.path)
 
     runs = [

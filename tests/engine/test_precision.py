@@ -9,10 +9,11 @@ from torch import nn
 from torch.nn import functional
 
 from incofl import run
-from incofl.client import ClientInput, ClientRule, LocalSettings, evaluate, train
+from incofl.client import ClientInput, ClientRule, LocalSettings, train
 from incofl.config import read_toml
 from incofl.engine.build import build, has_bf16
 from incofl.errors import ConfigError
+from incofl.evaluate import evaluate
 from incofl.flower import serve
 from incofl.server import Server
 from incofl.task import CLASSIFICATION, Metric

@@ -50,9 +50,10 @@ def test_scaffold_sends_a_variate_both_ways_and_holds_two(name: str, split: str)
 
 
 def test_moon_sends_nothing_more_and_holds_two_frozen_models() -> None:
-    """A model, statistics included, is what a client of heteroavg receives."""
+    """A model, statistics included, is what a client of heteroavg receives; each of the two has its forward passes."""
     for ours, plain in zip(planned("heteromoon"), planned("heteroavg"), strict=True):
-        assert ours == dataclasses.replace(plain, memory=plain.memory + 2 * plain.bytes_down)
+        assert ours == dataclasses.replace(plain, memory=plain.memory + 2 * plain.bytes_down, macs=ours.macs)
+        assert plain.macs < ours.macs < 2 * plain.macs
 
 
 @pytest.mark.parametrize("name", ["fedavg", "heteroprox", "heteronova", "inclusivefl", "incoavg"])

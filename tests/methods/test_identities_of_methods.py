@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from incofl.client import ClientInput, Local, LocalSettings, Setting, Upload, evaluate
+from incofl.client import ClientInput, Local, LocalSettings, Setting, Upload
 from incofl.data.pipeline import eval_batches
 from incofl.engine.executor import InProcess
 from incofl.engine.store import ClientStore
+from incofl.evaluate import evaluate
 from incofl.methods.heterofl import HeteroFL, HeteroFLServer
 from incofl.methods.moon import Moon, contrast, with_features
 from incofl.methods.scalefl import divergence, weighted_loss

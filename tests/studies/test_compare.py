@@ -24,6 +24,9 @@ from tests.cli.test_cli import SMALL
 from tests.own import Net, data
 from tests.shell import Shell
 
+# What else a row has.
+REST: dict[str, object] = {"loss": 1.0, "clients": [], "rejected": [], "bytes_up": 0, "bytes_down": 0, "seconds": 0.1}
+
 
 def written(out: Path, curves: Mapping[str, Sequence[Sequence[float | None]]]) -> list[MethodResult]:
     """Compares runs with these accuracies, round by round, for each method and seed; ``None``: not evaluated."""
@@ -33,7 +36,7 @@ def written(out: Path, curves: Mapping[str, Sequence[Sequence[float | None]]]) -
             folder.mkdir(parents=True)
             levels = [None if accuracy is None else [accuracy - 0.1, accuracy + 0.1] for accuracy in curve]
             rows = [
-                {"round": at, "accuracy": accuracy, "accuracy_by_level": of_levels}
+                REST | {"round": at, "accuracy": accuracy, "accuracy_by_level": of_levels}
                 for at, (accuracy, of_levels) in enumerate(zip(curve, levels, strict=True), start=1)
             ]
             (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -116,7 +119,7 @@ def test_the_metric_of_the_task_is_compared_in_its_direction(tmp_path: Path) -> 
         folder.mkdir()
         (folder / "summary.json").write_text('{"levels": [2]}')
         (folder / "config.toml").write_text(configs[method, seed].to_toml())
-        row = {"round": 1, "accuracy": error, "accuracy_by_level": [error]}
+        row = REST | {"round": 1, "accuracy": error, "accuracy_by_level": [error]}
         (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     results = summarise({(method, seed): RecordedRun(tmp_path / f"{method}-s{seed}") for method, seed in configs})
     assert (results[1].metric, results[1].percent) == ("rmse", False)
@@ -178,7 +181,9 @@ def test_compare(incofl: Shell, tmp_path: Path) -> None:
         lines = list(csv.DictReader(file))
     assert [line["method"] for line in lines] == ["heteroavg", "incoavg", "fedprox"]
     assert float(lines[1]["difference_mean"]) == pytest.approx(result["results"][1]["difference"]["mean"])
-    assert (tmp_path / "comparison.md").read_text().partition("\n\n")[0].count("\n") == 4
+    opening, page = (tmp_path / "comparison.md").read_text().split("\n\n", 1)
+    assert opening == result["answer"]
+    assert page.partition("\n\n")[0].count("\n") == 4
     # Once more: nothing is trained again, the table is the same.
     before = (tmp_path / "comparison.md").read_text()
     assert incofl(*arguments)[0] == 0

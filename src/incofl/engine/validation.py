@@ -100,7 +100,9 @@ class Validation:
             return "its result is not finite, or too large to compute with"
         before, layout = self._server.shared, self._server.layout
         with one_thread():
-            moved = [vector_norm(after.shared[name] - before[name]) for name in sorted(layout.parameters)]
+            # In one order of memory: a resumed server has its tensors in another, and sums differ in the last bits.
+            moves = (after.shared[name] - before[name] for name in sorted(layout.parameters))
+            moved = [vector_norm(move.contiguous()) for move in moves]
             step = math.hypot(*map(float, moved))
         self._new.setdefault("step", []).append(step)
         most = self._settings.multiple * (self._median("step") or math.inf)

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from incofl.anchor import SmallestPath, within
-from incofl.client import ClientInput, Trainee, Upload, evaluate, measure_buffers, train
+from incofl.client import ClientInput, Trainee, Upload, train
 from incofl.data import Examples
 from incofl.data.pipeline import EVAL_BATCH, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
 from incofl.engine.stacked_batches import Declined
 from incofl.engine.vectorised import StackJob, Vectorised
+from incofl.evaluate import evaluate, measure_buffers
 from incofl.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
 from incofl.split import Slice, submodel

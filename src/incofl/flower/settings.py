@@ -35,9 +35,7 @@ class Settings:
     bound: bool = False
     # where only nodes know their examples, a node's count for at most this many times the median of all nodes
     examples_multiple: Annotated[float, Ge(1)] = 10.0
-    early_bytes: Positive = (
-        4 * 2**30
-    )  # of replies that wait on disk to be added up; beyond it they wait at the SuperLink
+    early_bytes: Positive = 4 * 2**30  # of replies that wait on disk to be added up; beyond it at the SuperLink
 
     def check(self, config: Config) -> None:
         """Refuses to wait for more nodes, or more replies, than there can be."""
