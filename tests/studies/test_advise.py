@@ -109,6 +109,14 @@ def test_without_devices_the_levels_are_the_fleet() -> None:
     assert all(option.seconds > 0 for option in found.options)
 
 
+def test_a_fleet_without_small_devices() -> None:
+    """Nobody's largest level is the smallest, which everybody trains under some options."""
+    found = advise(devices=[DeviceClass("workstation", 6)], overrides=BASE)
+    assert found.counts == [0, 0, 6]
+    assert [option.devices for option in found.options] == [6] * len(OPTIONS)
+    assert all(option.seconds > 0 for option in found.options)
+
+
 def test_data_that_cannot_be_read_are_assumed(tmp_path: Path) -> None:
     given = ["data.name=mnist", f"data.root={str(tmp_path)!r}", "model.name=tiny-resnet", "data.clients=5"]
     found = advise(overrides=given, methods=["allsmall"])

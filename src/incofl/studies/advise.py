@@ -100,7 +100,7 @@ def advise(
     first = next(iter(federations.values()))
     chosen = make_config(config, [*overrides, *clients_of(fleet, len(first.costs))], **objects)
     examples, measured = _examples(chosen)
-    speeds = _speeds(first, sorted({level for _, level in held}))
+    speeds = _speeds(first, sorted({0, *(level for _, level in held)}))  # some options train the smallest everywhere
     options = []
     for name, federation in federations.items():
         turns = [(each, level) for each, own in held if (level := federation.trained(own)) is not None]
