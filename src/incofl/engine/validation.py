@@ -138,17 +138,17 @@ class Validation:
     def _usual(self, part: str, upload: Upload) -> float | None:
         """The median of the level, or of all levels; before there are enough, it follows from what the client was sent.
 
-        Nobody changes the model by more than it is, which is many times what an honest first turn does.
+        Nobody changes the model by more than it is, which is many times what an honest first turn does. Of statistics
+        nothing is known before: they are those of the data, and start at 0 and 1 whatever these are.
         """
         key = part, upload.level
         if key not in self._medians:
             known = self._median(f"{part} {upload.level}")
             if known is None:
                 known = self._median(*sorted(name for name in self._known if name.startswith(f"{part} ")))
-            if known is None and part in ("update", "buffers"):
-                names = self._server.layout.parameters if part == "update" else self._server.layout.buffers
-                known = _norm(list(only(upload.slice.look(self._server.state(upload.level)), names).values()))
-                known = known / self._settings.multiple if part == "update" else known
+            if known is None and part == "update":
+                held = upload.slice.look(self._server.state(upload.level))
+                known = _norm(list(only(held, self._server.layout.parameters).values())) / self._settings.multiple
             self._medians[key] = known
         return self._medians[key]
 
