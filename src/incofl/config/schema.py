@@ -122,8 +122,7 @@ class ValidationConfig:
     # neither. Batch-norm statistics out of scale are always refused, unless it is ``off``
     norm: Literal["clip", "reject", "off"] = "clip"
     # out of scale is more than this many times the running median of the client's level, and in proportion more for a
-    # client with more steps. In honest runs the largest was 2.6 times (SECURITY.md), and one client of a cohort of
-    # eight cannot move the model by much more than an honest round does
+    # client with more steps. One client of a cohort of eight cannot move the model by much more than an honest round
     multiple: Annotated[float, Gt(1)] = 10.0
     least: Count = 1  # valid uploads that a round needs; with fewer, the model stays as it was
 
