@@ -89,7 +89,8 @@ def measure(row: str, level: int, returned: bool) -> dict[str, int]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = resident("VmRSS")
     turn(federation, level)
-    return {"estimated": federation.costs[level].memory, "measured": resident("VmHWM") - before}
+    measured = resident("VmHWM") - before  # before the estimate, which may compute a batch itself
+    return {"estimated": federation.costs[level].memory, "measured": measured}
 
 
 def run(row: str, level: int, allocator: str) -> dict[str, int]:
