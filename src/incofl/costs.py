@@ -62,9 +62,23 @@ class Cost:
         }
 
 
+def work(model: Model, splitter: Splitter, method: Method = PLAIN) -> list[int]:
+    """The multiply-accumulates of one example in a forward pass of each level, smallest first."""
+    found, forward = [], list[int]()
+    for level in range(len(splitter.depths)):
+        slice_ = splitter.slice(model.layout, level, 0, client=0)
+        forward.append(from_shapes(count_macs, model, slice_, 1))
+        passes = method.client.passes(level)  # paths of smaller levels may be trained, too, one at a time
+        macs = round(sum(times * one for times, one in zip(passes, forward, strict=True)))
+        anchored = method.anchor.on and level
+        found.append(macs + (forward[0] // method.anchor.every if anchored else 0))
+    return found
+
+
 def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
     """The cost of each level, smallest first."""
-    found, forward, ranks = [], list[tuple[int, int]](), model.layout.named_axes.get(RANK)
+    found, activations, ranks = [], list[int](), model.layout.named_axes.get(RANK)
+    macs = work(model, splitter, method)
     # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
     copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
     for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
@@ -74,46 +88,41 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
         transfer, given = (slice_.num_bytes(part) for part in (model.initial, only(model.initial, slice_.given)))
         population = {0: (splitter.slice(model.layout, 0, 0, client=0), 1), level: (slice_, 1)}
         received, uploaded, held = method_bytes(model, population, level, method)
-        forward.append(forward_costs(model, slice_, settings.batch_size))
-        (macs, activations), passes = forward[level], method.client.passes(level)
-        if passes != [*[0.0] * level, 1.0]:  # paths of smaller levels are trained, one at a time
-            macs = round(sum(times * cost for times, (cost, _) in zip(passes, forward, strict=True)))
-            activations += forward[level - 1][1] if level and passes[-1] == 1 else 0
-        if method.anchor.on and level:  # the smallest path is trained, too
-            macs += forward[0][0] // method.anchor.every
-            activations += forward[0][1]
-        memory = 4 * (copies * parameters + frozen) + activations + held
+        activations.append(from_shapes(activation_bytes, model, slice_, settings.batch_size))
+        passes = method.client.passes(level)
+        below = [activations[level - 1]] if level and passes[-1] == 1 and any(passes[:-1]) else []
+        below += [activations[0]] if level and method.anchor.on else []  # a path of a smaller level is trained, too
+        memory = 4 * (copies * parameters + frozen) + sum([activations[level], *below]) + held
         down, up = transfer + received, transfer - given + uploaded
         rank = None if ranks is None else kept(ranks.size, width)
-        found.append(Cost(level, depth, width, parameters, macs, down, up, memory, rank))
+        found.append(Cost(level, depth, width, parameters, macs[level], down, up, memory, rank))
     return found
 
 
-def forward_costs(model: Model, slice_: Slice, batch_size: int) -> tuple[int, int]:
-    """The multiply-accumulates of one example, and the bytes that autograd keeps for the backward pass of a batch.
+def from_shapes(count: Callable[[nn.Module, Inputs], int], model: Model, slice_: Slice, batch_size: int) -> int:
+    """What ``count`` finds in a forward pass of a sub-model, and follows from shapes alone.
 
-    Both follow from shapes alone: they are found on the meta device, or on zeros where that is quicker or the only way.
+    It is found on zeros where that is quick, else on the meta device, whose kernels import a compiler, if that can be.
     """
     size = sum(math.prod(shape) for shape in slice_.shapes.values())
     if size * sum(x.numel() for x in tree_leaves(model.example(batch_size))) > QUICK:
         with contextlib.suppress(Exception):  # for example, forward looks at values
-            return forward_costs_on("meta", model, slice_, batch_size)
-    return forward_costs_on("cpu", model, slice_, batch_size)
+            return count_on("meta", count, model, slice_, batch_size)
+    return count_on("cpu", count, model, slice_, batch_size)
 
 
-def forward_costs_on(device: str, model: Model, slice_: Slice, batch_size: int) -> tuple[int, int]:
+def count_on(
+    device: str, count: Callable[[nn.Module, Inputs], int], model: Model, slice_: Slice, batch_size: int
+) -> int:
     """The same, found on a device: the meta device, or the CPU with the initial weights."""
     module = submodel(model.template, model.layout, slice_)
     if device == "cpu":
         module.load_state_dict(slice_.take(model.initial))
     unroll(module.to(device))
-    one, batch = (
-        map_inputs(lambda x: torch.zeros(x.shape, dtype=x.dtype, device=device), model.example(n))
-        for n in (1, batch_size)
-    )
+    batch = map_inputs(lambda x: torch.zeros(x.shape, dtype=x.dtype, device=device), model.example(batch_size))
     # The device is for tensors that forward makes; fused attention would not be counted.
     with torch.random.fork_rng(devices=[]), torch.device(device), sdpa_kernel(SDPBackend.MATH):
-        return count_macs(module, one), activation_bytes(module, batch)
+        return count(module, batch)
 
 
 def method_bytes(model: Model, population: Population, level: int, method: Method) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from incofl.client import LocalSettings, Setting, Upload
-from incofl.costs import Cost, costs
+from incofl.costs import Cost, costs, work
 from incofl.data import Data
 from incofl.data.partition import VirtualPartition
 from incofl.errors import ConfigError
@@ -84,6 +84,11 @@ class Federation:
     notes: tuple[str, ...] = ()  # what a user should know of how it was built
 
     @cached_property
+    def work(self) -> list[int]:
+        """The multiply-accumulates of one example of each level: all that the order of turns needs."""
+        return work(self.model, self.splitter, self.method)
+
+    @cached_property
     def costs(self) -> list[Cost]:
         """The resources that each level needs."""
         return costs(self.model, self.splitter, self.local, self.method)
@@ -136,7 +141,7 @@ class Federation:
 
     def _changed(self, **values: Any) -> "Federation":
         other = dataclasses.replace(self, **values)
-        other.__dict__.update({name: vars(self)[name] for name in ("costs", "_slices") if name in vars(self)})
+        other.__dict__.update({name: vars(self)[name] for name in ("costs", "work", "_slices") if name in vars(self)})
         return other
 
     def trained_as(self, level: int) -> int:
@@ -266,7 +271,7 @@ class Federation:
         depend on who finishes first.
         """
         jobs = [Job(client, self.level_of(client), round) for client in clients]
-        jobs.sort(key=lambda job: (-self.costs[job.level].macs * self.num_examples(job.client), job.client))
+        jobs.sort(key=lambda job: (-self.work[job.level] * self.num_examples(job.client), job.client))
         counts: Mapping[str, Tensor] = {} if server is None else server.extra.get(COUNTS, {})
         for at, job in enumerate(jobs):
             drawn, counts = self.splitter.draw(self.model.layout, counts, job.level, round, job.client)
