@@ -17,7 +17,7 @@ from incofl.studies.gains import DEVICES, Setting, gap_cell, gaps, losses, setti
 from incofl.studies.inco import PARTS, Part, is_accuracy, load_part, page, read_csv
 
 RESULTS = Path(__file__).parent / "results"
-FLOOR = "identity + floor, by width"  # FedFloor
+FLOOR = "FedFloor"
 # The rules of InCo and its controls, each without and with an identity start.
 RULES = {
     "released": "identity + released",

@@ -14,6 +14,7 @@ from incofl.engine.federation import Job
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError
+from incofl.flower.protocol import most_steps
 from incofl.split import submodel
 from tests.federations import tiny_config, tiny_federation
 from tests.split.test_growth import tensors
@@ -157,3 +158,65 @@ def test_with_a_share_the_smallest_level_learns_from_the_larger_ones_too() -> No
     head = next(name for name in names if name.endswith("fc.weight"))
     assert not torch.allclose(updates[0.0][1][head], whole[head], atol=1e-5)
     assert not torch.allclose(updates[0.25][1][head], whole[head], atol=1e-5)
+
+
+@pytest.mark.parametrize("split", [("split.kind=stage",), ("split.kind=hetero", "model.width=1")])
+def test_beyond_epochs_leave_the_smallest_path_as_it_is(split: tuple[str, ...]) -> None:
+    """With Adam, whose momentum would move it; what the client holds in addition learns more."""
+    common = (*split, "method=heteroavg+anchor", "anchor.share=0", "data.clients=3", "cohort=1", "local.batch_size=20")
+    uploads = []
+    for beyond in (0, 2):
+        federation = tiny_federation(*common, f"anchor.beyond={beyond}")
+        uploads.append(Worker(federation).train(federation.start(), Job(2, 2, 0)))
+    short, long = uploads
+    assert long.steps == 3 * short.steps
+    small, large = federation.slice(0, 0), federation.slice(2, 0)
+    differ = 0
+    for name in federation.model.layout.parameters & large.shapes.keys():
+        ours, theirs = long.update[name].clone(), short.update[name].clone()
+        if name in small.index:
+            at = within(small.index[name], large.index[name], federation.model.layout.shapes[name])
+            assert torch.equal(ours[at], theirs[at])
+            ours[at] = theirs[at]
+        differ += not torch.equal(ours, theirs)
+    assert differ > 5
+    assert all(torch.equal(value, short.smallest[name]) for name, value in long.smallest.items())
+    assert short.smallest
+
+
+def test_a_beyond_epoch_by_hand() -> None:
+    """A step with the smallest path, and one of plain SGD for the rest of the parameters."""
+    common = ("method=heteroavg+anchor", "anchor.share=0", *ONE_STEP, "data.clients=3", "cohort=1", "local.epochs=1")
+    federation = tiny_federation(*common, "anchor.beyond=1")
+    first = tiny_federation(*common)
+    start, job = federation.start(), Job(2, 2, 0)
+    once, twice = (Worker(f).train(start, job) for f in (first, federation))
+    piece, small = federation.slice(2, 0), federation.slice(0, 0)
+    given = piece.take(start.state(2))
+    after = {
+        n: (v + once.update[n] if n in once.update else v).requires_grad_(n in once.update) for n, v in given.items()
+    }
+    own = federation.data.train.pick(federation.partition[2])
+    module = submodel(federation.model.template, federation.model.layout, piece).train()
+    logits = torch.func.functional_call(module, after, (federation.data.pipeline.test(own.x),))
+    functional.cross_entropy(logits, own.y).backward()  # type: ignore[no-untyped-call]
+    for name, update in twice.update.items():
+        gradient = after[name].grad
+        assert gradient is not None
+        step = torch.zeros_like(update) if name in small.index else -0.1 * gradient  # levels differ in depth alone
+        torch.testing.assert_close(update, once.update[name] + step, rtol=1e-4, atol=1e-6)
+
+
+def test_beyond_epochs_count_in_the_time_of_a_turn() -> None:
+    plain, long = (tiny_federation("method=heteroavg+anchor", f"anchor.beyond={n}", "local.epochs=2") for n in (0, 3))
+    assert [cost.macs for cost in plain.costs] == [cost.macs for cost in long.costs]
+    smallest, *larger = (cost.macs for cost in long.costs)
+    assert [long.turn(level) for level in range(3)] == [2 * smallest, *(5 * macs - 3 * smallest for macs in larger)]
+    assert [most_steps(long, level, 2 * long.local.batch_size) for level in range(3)] == [4, 10, 10]
+
+
+@pytest.mark.parametrize("method", ["heteronova", "heteroscaffold"])
+def test_methods_that_count_steps_refuse_beyond_epochs(method: str) -> None:
+    with pytest.raises(ConfigError, match=r"anchor\.beyond: got 1, expected 0: .* counts the steps"):
+        tiny_federation(f"method={method}+anchor", "anchor.beyond=1")
+    tiny_federation(f"method={method}+anchor")

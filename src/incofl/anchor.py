@@ -10,6 +10,10 @@ the gradient of the client's own loss reaches the parameters of the smallest pat
 smallest path alone: the smallest level is trained exactly as if everybody trained the smallest model, whatever the
 larger levels add. A step costs the smallest model's forward and backward pass more, and the statistics of the smallest
 level, which all clients measure, travel with every model.
+
+After that a larger client can go on for some epochs, ``beyond`` the smallest path: its parameters stay as they are, and
+what the client holds in addition learns. Large clients take part in a round as seldom as all others, and may well have
+the time to do more when they do.
 """
 
 from dataclasses import dataclass, field, replace
@@ -41,6 +45,11 @@ class Anchor:
     temperature: Annotated[float, Gt(0)] = 1.0  # of both softmaxes
     # share of the gradient of the client's own loss that reaches the parameters of the smallest path
     share: Annotated[float, Ge(0), Le(1)] = 1.0
+    beyond: Annotated[int, Ge(0)] = 0  # further epochs, in which only what the smallest path does not hold learns
+
+    def epochs(self, own: int, level: int) -> int:
+        """The passes over its data that a client of a level makes in a turn, its ``own`` and further ones."""
+        return own + (self.beyond if self.on and level else 0)
 
     @property
     def on(self) -> bool:
@@ -61,6 +70,7 @@ class SmallestPath:
     part: Slice  # where the smallest level's parameters lie in those of the larger one
     output: list[Tensor] = field(default_factory=list)  # of the larger model in its last forward pass
     statistics: Tensors = field(default_factory=dict)  # of the smallest path, where levels have their own
+    learned: Tensors | None = None  # the smallest path after the client's own epochs, in further ones
 
     def begin(self, extra: Tensors) -> None:
         """Takes over the statistics of the smallest level, if the server sent them."""
@@ -75,6 +85,15 @@ class SmallestPath:
             self.output[:] = [_logits(output).detach()]
 
         return model.register_forward_hook(note)
+
+    @torch.no_grad()
+    def hold(self, model: nn.Module) -> None:
+        """Keeps the smallest path as it is at the first call, whatever steps have been made since."""
+        parameters: Tensors = {name: value for name, value in model.named_parameters() if name in self.part.index}
+        if self.learned is None:
+            self.learned = self.part.take(parameters)
+        else:
+            self.part.write(self.learned, parameters)
 
     def loss(self, model: nn.Module, task: Task, x: Inputs, y: Tensor, step: int) -> Tensor | None:
         """What the loss of a batch gets in addition; ``None`` in batches without."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, repeat
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
@@ -137,6 +138,7 @@ class ClientRule:
     # function of parameters and batch alone, and the others treat every element of a tensor by itself, whose first
     # dimension may be the clients; a memory that a client does not have yet may be zeros.
     stacks: ClassVar[bool] = True
+    counts_steps: ClassVar[bool] = False  # whether what it makes of an update depends on the number of steps
 
     def memory(self, layout: Layout) -> frozenset[str]:
         """The entries, by the server's names, that a client keeps from turn to turn."""
@@ -265,8 +267,12 @@ def train(
     task: Task = CLASSIFICATION,
     smallest: SmallestPath | None = None,
     computing: Computing = nullcontext,
+    further: Iterable[Batch] = (),
 ) -> Upload:
-    """One client's local training, of its model and perhaps of the ``smallest`` path in it."""
+    """One client's local training, of its model and perhaps of the ``smallest`` path in it.
+
+    In ``further`` batches, after the others, the smallest path stays as it is.
+    """
     trainee = model if isinstance(model, Trainee) else Trainee(model)
     model, parameters = trainee.model, trainee.parameters
     trainee.load(given.state)
@@ -277,12 +283,14 @@ def train(
     if smallest is not None:
         smallest.begin(given.extra)
     total, counted = torch.zeros(()), 0
-    for x, y in batches:
+    for (x, y), held in chain(zip(batches, repeat(None)), zip(further, repeat(smallest))):
+        if held is not None:
+            held.hold(model)  # as it is now
         if not (count := task.count(y)):
             continue  # nothing to learn from: the loss, a mean over nothing, would be NaN
         with computing():  # anew for every batch: inside, torch keeps weights that it has converted
             loss = rule.loss(local, x, y)
-            added = None if smallest is None else smallest.loss(model, task, x, y, local.steps)
+            added = None if smallest is None or held is not None else smallest.loss(model, task, x, y, local.steps)
         optimizer.zero_grad()
         if smallest is None:
             loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -293,6 +301,8 @@ def train(
             nn.utils.clip_grad_norm_(parameters.values(), settings.max_grad_norm)
         optimizer.step()
         rule.correct(local)
+        if held is not None:
+            held.hold(model)  # an optimiser's momentum may have moved it
         local.steps += 1
         total += loss.detach() * count
         counted += count

@@ -204,6 +204,9 @@ class Method:
         self.server.mean.check(self, setting)
         if self.anchor.on and self.split.window != "prefix":
             raise ConfigError(f"method: {self.name} moves what a level holds: there is no smallest path to anchor")
+        if self.anchor.on and self.anchor.beyond and self.client.counts_steps:
+            why = f"{self.name} counts the steps of a client, of which the smallest path would make fewer"
+            raise ConfigError(f"anchor.beyond: got {self.anchor.beyond}, expected 0: {why}")
         if self.anchor.distil:
             setting.need_classes("anchor.distil", "it compares the logits of classes")
 

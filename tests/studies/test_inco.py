@@ -234,7 +234,7 @@ def test_what_cannot_be_seen_is_called_inconclusive() -> None:
 def test_from_the_command_line(incofl: Shell, tmp_path: Path) -> None:
     code, out, _ = incofl("reproduce", "inco", "--part", "b", "--dry-run")
     assert code == 0
-    assert "inco, part b: 9 cells, 27 runs" in out
+    assert "inco, part b: 7 cells, 21 runs" in out
     code, out, err = incofl("reproduce", "inco", "--part", "e")
     assert (code, err.count("\n")) == (2, 1)
     assert "--part: got 'e'" in err

@@ -96,6 +96,6 @@ def _wished_workers(config: Config) -> int | None:
 
 def _training_macs(federation: Federation, cohort: int) -> float:
     """Multiply-accumulates of an average round; a training step costs about three forward passes."""
-    mean_macs = float(np.mean([federation.work[level] for level in federation.levels_in_use]))
+    mean_macs = float(np.mean([federation.turn(level) for level in federation.levels_in_use]))
     mean_examples = float(np.mean([len(part) for part in federation.partition[:100]]))
-    return 3 * mean_macs * mean_examples * federation.local.epochs * cohort
+    return 3 * mean_macs * mean_examples * cohort

@@ -88,6 +88,12 @@ class Federation:
         """The multiply-accumulates of one example of each level: all that the order of turns needs."""
         return work(self.model, self.splitter, self.method)
 
+    def turn(self, level: int) -> int:
+        """The multiply-accumulates of one example in a turn, forward; further epochs leave out the smallest path."""
+        anchor = self.method.anchor
+        further = anchor.epochs(0, level) * (self.work[level] - self.work[0] // anchor.every)
+        return self.work[level] * self.local.epochs + further
+
     @cached_property
     def costs(self) -> list[Cost]:
         """The resources that each level needs."""
@@ -271,7 +277,7 @@ class Federation:
         depend on who finishes first.
         """
         jobs = [Job(client, self.level_of(client), round) for client in clients]
-        jobs.sort(key=lambda job: (-self.work[job.level] * self.num_examples(job.client), job.client))
+        jobs.sort(key=lambda job: (-self.turn(job.level) * self.num_examples(job.client), job.client))
         counts: Mapping[str, Tensor] = {} if server is None else server.extra.get(COUNTS, {})
         for at, job in enumerate(jobs):
             drawn, counts = self.splitter.draw(self.model.layout, counts, job.level, round, job.client)

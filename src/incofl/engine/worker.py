@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from incofl.anchor import SmallestPath, within
-from incofl.client import ClientInput, Trainee, Upload, train
+from incofl.client import Batch, ClientInput, LocalSettings, Trainee, Upload, train
 from incofl.data import Examples
 from incofl.data.pipeline import EVAL_BATCH, eval_batches, local_batches
 from incofl.engine.federation import Federation, Job
@@ -137,15 +137,28 @@ class Worker:
             round=job.round,
         )
         rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
-        batches = local_batches(f.data.train, f.partition[job.client], f.data.pipeline, f.local, rng)
         module = self.module(job.level, job.round, job.client)
-        on_device = ((self.input(module, x), y.to(f.device)) for x, y in batches)
         smallest = self._smallest(job)
+
+        def batches(settings: LocalSettings) -> Iterator[Batch]:
+            for x, y in local_batches(f.data.train, f.partition[job.client], f.data.pipeline, settings, rng):
+                yield self.input(module, x), y.to(f.device)
+
+        beyond = f.method.anchor.epochs(0, job.level)
+        further = batches(replace(f.local, epochs=beyond)) if beyond else ()
         randomness = own_randomness(seed_of(f.seed, Purpose.LAYERS, job.round, job.client), f.device)
         watching = nullcontext() if smallest is None else smallest.watch(module)
         with one_thread(), randomness, watching:
             upload = train(
-                self.trainee(module), given, on_device, f.method.client, f.local, f.task, smallest, f.computing
+                self.trainee(module),
+                given,
+                batches(f.local),
+                f.method.client,
+                f.local,
+                f.task,
+                smallest,
+                f.computing,
+                further,
             )
         return f.identified(upload, job)
 

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import AllowInfNan
 from torch import Tensor
 
-from incofl.client import LocalSettings, Upload
+from incofl.client import Upload
 from incofl.data.cache import digest
 from incofl.engine.federation import Federation, Job
 from incofl.errors import ConfigError, UploadError
@@ -179,9 +179,9 @@ def decode_reply(
         raise Refusal(f"it has {claimed} examples, expected {counted}; is its data-root another?")
     if sum(report.labels) > (most := claimed * targets_per_example(federation)):
         raise Refusal(f"it has {sum(report.labels)} labels, expected at most {most}")
-    if report.steps > (most := most_steps(local, claimed)):
+    if report.steps > (most := most_steps(federation, job.level, claimed)):
         raise Refusal(f"it has made {report.steps} steps, expected at most {most}")
-    steps = min(report.steps, most_steps(local, counted))
+    steps = min(report.steps, most_steps(federation, job.level, counted))
     if report.tested and not totals:
         raise Refusal(f"it has tested {report.tested} examples, expected none")
     upload = Upload(
@@ -194,9 +194,10 @@ def decode_reply(
     return upload, report
 
 
-def most_steps(local: LocalSettings, examples: int) -> int:
-    """Number of steps that a client with so many examples makes at most."""
-    return local.epochs * math.ceil(examples / local.batch_size)
+def most_steps(federation: Federation, level: int, examples: int) -> int:
+    """Number of steps that a client of a level with so many examples makes at most."""
+    local = federation.local
+    return federation.method.anchor.epochs(local.epochs, level) * math.ceil(examples / local.batch_size)
 
 
 def targets_per_example(federation: Federation) -> int:

@@ -12,12 +12,16 @@ Differences: the paper's proximal steps and server momentum are left out. NIID-B
 normalises batch-norm statistics and counters too. Weight decay is not corrected for, as there.
 """
 
+from typing import ClassVar
+
 from incofl.client import ClientRule, LocalSettings
 from incofl.method import Method, ServerRule
 
 
 class FedNova(ClientRule):
     """The client half."""
+
+    counts_steps: ClassVar[bool] = True
 
     def normaliser(self, settings: LocalSettings, steps: int) -> float:
         rho = settings.momentum if settings.optimizer == "sgd" else 0.0

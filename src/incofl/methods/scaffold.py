@@ -35,6 +35,7 @@ class Scaffold(ClientRule):
     """The client half, which keeps c_i and uploads its change."""
 
     stacks: ClassVar[bool] = True
+    counts_steps: ClassVar[bool] = True
     # factor of c - c_i; smaller where variates are stale, because clients are drawn rarely
     correction_scale: Annotated[float, Ge(0), Le(1)] = 1.0
     # what N is: the clients that hold a position (``holders``), or ``all``, as in NIID-Bench

@@ -110,8 +110,8 @@ def advise(
         sent = [
             each.device.count * (costs[name][level].bytes_down + costs[name][level].bytes_up) for each, level in turns
         ]
-        work = PASSES * examples * chosen.local.epochs
-        seconds = max(work * costs[name][n].macs / (each.device.speed or speeds[n]) for each, n in turns)
+        work = PASSES * examples
+        seconds = max(work * federation.turn(n) / (each.device.speed or speeds[n]) for each, n in turns)
         memory = max(costs[name][level].memory for _, level in turns)
         cohort = min(chosen.cohort_size, taking)
         options.append(Option(name, OPTIONS.get(name, name), taking, cohort * sum(sent) / taking, memory, seconds))
