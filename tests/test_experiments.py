@@ -35,6 +35,12 @@ def test_tables_are_made_from_the_numbers(script: Any) -> None:
         assert (RESULTS / f"{name}.md").read_text() == text, "run: python experiments/collect.py"
 
 
+def test_what_the_demo_says_is_made_from_its_evaluations(script: Any) -> None:
+    demo = script("demo")
+    text = demo["page"](demo["read_csv"](RESULTS / "demo.csv"))
+    assert (RESULTS / "demo.md").read_text() == text, "run: python experiments/demo.py"
+
+
 def test_the_study_of_inco_is_made_from_its_evaluations(script: Any) -> None:
     for path, text in script("inco_pages")["pages"]().items():
         assert path.read_text() == text, "run: python experiments/inco_pages.py"

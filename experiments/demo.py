@@ -1,0 +1,89 @@
+"""Whether what `make demo` says holds for other seeds: its options and everybody the largest, ten seeds.
+
+usage: python experiments/demo.py [--jobs 2] [--out runs/demo-seeds]
+
+Writes experiments/results/demo.csv, every evaluation of every run, and demo.md, what follows from them. Started again
+it continues. The numbers are those of the last evaluation, as in the demo.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import incofl
+from incofl.analysis.runs import RecordedRun
+from incofl.methods import BASELINES, SLICES
+from incofl.statistics import plus_minus
+from incofl.studies.compare import folder_of, markdown
+from incofl.studies.gains import DEVICES, Evaluation, Setting, evaluations, settings
+from incofl.studies.inco import is_accuracy, read_csv, write_csv
+
+RECORDS = Path(__file__).parent / "results" / "demo.csv"
+SEEDS = range(10)
+ALL_LARGE = "alllarge"
+OPTIONS = {**BASELINES, **SLICES, ALL_LARGE: "everybody trains the largest size, which they cannot"}
+OURS = "fedfloor"
+DEVICES_OF = {"0": "phones", "1": "tablets", "2": "workstations", DEVICES: "all devices"}
+NOT_WORSE = 0.5  # points, as everywhere
+
+
+def table(setting: Setting) -> str:
+    """What each class of devices gets from each option."""
+    lines = [["option", "what", *DEVICES_OF.values()]]
+    for option, words in OPTIONS.items():
+        found = [setting.estimate(option, measure) for measure in DEVICES_OF]
+        lines.append([option, words, *(plus_minus(one) if one else "-" for one in found)])
+    return markdown(lines)
+
+
+def gains(setting: Setting) -> str:
+    """FedFloor against the best baseline of each class: the one with the best mean, and in each seed the best there."""
+    lines = [["devices", "best baseline", "FedFloor minus it", "seeds above it", "seeds above the best in that seed"]]
+    for measure, devices in DEVICES_OF.items():
+        best, ours = setting.best(list(BASELINES), measure), setting.values[OURS][measure]
+        gap = setting.difference(OURS, best or "", measure)
+        if best is None or gap is None:
+            continue
+        theirs = [setting.values[arm][measure] for arm in BASELINES if measure in setting.values[arm]]
+        above = sum(ours[seed] > setting.values[best][measure][seed] - NOT_WORSE * (measure == "0") for seed in ours)
+        each = sum(ours[seed] > max(own[seed] for own in theirs) - NOT_WORSE * (measure == "0") for seed in ours)
+        cells = [plus_minus(gap, "+.1f"), f"{above} of {len(ours)}", f"{each} of {len(ours)}"]
+        lines.append([devices, best, *cells])
+    return markdown(lines)
+
+
+def page(rows: Sequence[Evaluation]) -> str:
+    """Both tables, from the evaluations."""
+    (setting,) = settings([row for row in rows if is_accuracy(row.metric)], lambda evaluated: evaluated[-1:])
+    sizes = setting.difference(ALL_LARGE, "allsmall", DEVICES)
+    assert sizes is not None
+    seeds, commits = sorted({row.seed for row in rows}), sorted({row.commit for row in rows})
+    text = [
+        table(setting),
+        "Test accuracy in percent after the last round, paired, ± half width of the 95 % interval over "
+        f"{len(seeds)} seeds. "
+        f"With the largest size for everybody it is {plus_minus(sizes, '+.1f')} points above the smallest for all.",
+        gains(setting),
+        "For phones, whose training is that of `allsmall` but for rounding, a seed counts from "
+        f"-{NOT_WORSE} points on. `python experiments/demo.py`, commit {', '.join(commits)}.",
+    ]
+    return "\n".join(f"{part.strip()}\n" for part in text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("runs/demo-seeds"))
+    options = parser.parse_args()
+    incofl.compare(list(OPTIONS), "fleet", options.out, seeds=list(SEEDS), jobs=options.jobs)
+    rows = []
+    for seed in SEEDS:
+        for option in OPTIONS:
+            run = RecordedRun(folder_of(options.out, (option, seed)))
+            rows += evaluations("fleet", option, run, run.outline.levels.counts)
+    write_csv(RECORDS, rows)
+    RECORDS.with_suffix(".md").write_text(page(read_csv(RECORDS)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
