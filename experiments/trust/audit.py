@@ -78,7 +78,8 @@ def scores(
 def naive_mean(server: Server, uploads: list[Upload], noise: float) -> Tensors:
     """The mean over the holders that came, with noise as for a mean over the whole cohort."""
     rng = torch.Generator().manual_seed(server.seed * 1000 + server.round)
-    moved = {n: torch.randn(server.layout.shapes[n], generator=rng) * noise / COHORT for n in server.layout.parameters}
+    names = sorted(server.layout.parameters)  # the order of a set differs from process to process
+    moved = {name: torch.randn(server.layout.shapes[name], generator=rng) * noise / COHORT for name in names}
     for upload in uploads:
         upload.slice.put(upload.update, moved)  # the only holder
     return moved

@@ -630,3 +630,14 @@ def test_without_pruning_clients_remember_nothing(tmp_path: Path) -> None:
         clients = list((tmp_path / str(gamma) / "checkpoint" / "clients").glob("*"))
         assert bool(clients) == (gamma < 1)
     assert runs[1.0].history[-1]["loss"] != runs[0.6].history[-1]["loss"]
+
+
+def test_rounding_does_not_choose_the_signs_of_singular_vectors() -> None:
+    """The same sum with its parts in another order, and factors with both signs turned."""
+    torch.manual_seed(0)
+    parts = [Factors(torch.randn(3, 6).double(), torch.randn(5, 3).double(), 1 / k) for k in (1, 2, 3)]
+    u, s, v = svd_of_sum(parts)
+    turned = [Factors(-part.a, -part.b, part.weight) for part in reversed(parts)]
+    for ours, theirs in zip((u, s, v), svd_of_sum(turned), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert bool((u.gather(0, u.abs().argmax(0, keepdim=True)) > 0).all())

@@ -53,11 +53,16 @@ def shares(parts: Sequence[Factors]) -> list[Factors]:
 
 
 def svd_of_sum(parts: Sequence[Factors]) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V' of the sum of weight B A, by QR of the factors side by side and the SVD of what is between."""
+    """U, S and V' of the sum of weight B A, by QR of the factors side by side and the SVD of what is between.
+
+    Of the two signs that a pair of vectors can have, rounding must not choose: the largest entry of U is positive.
+    """
     left, middle = torch.linalg.qr(torch.cat([math.sqrt(part.weight) * part.b for part in parts], 1))
     right, other = torch.linalg.qr(torch.cat([math.sqrt(part.weight) * part.a for part in parts], 0).T)
     u, s, v = torch.linalg.svd(middle @ other.T, full_matrices=False)
-    return left @ u, s, v @ right.T
+    u, v = left @ u, v @ right.T
+    signs = torch.where(u.gather(0, u.abs().argmax(0, keepdim=True)) < 0, -1, 1).to(u.dtype)
+    return u * signs, s, signs.T * v
 
 
 def cut_ranks(parts: Sequence[Factors], old: Factors, balanced: bool) -> Factors:
