@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: help demo test test-slow test-workers test-flower check format docs wheel bench clean
 
 help:
-	@echo "make demo    train five sizes of a ResNet on the embedded digits (runs/demo)"
+	@echo "make demo    try what a small fleet of unequal devices can do, on the embedded digits (runs/fleet)"
 	@echo "make test    run the tests; make test-slow: the slower ones, end to end"
 	@echo "             make test-workers: in worker processes; make test-flower: with Flower's processes"
 	@echo "make check   format, lint, types: what CI runs before the tests"
@@ -17,8 +17,9 @@ help:
 	@echo "make clean   remove .venv"
 
 demo: $(READY)
-	rm -rf runs/demo
-	$(BIN)/incofl run demo --out runs/demo
+	rm -rf runs/fleet
+	$(BIN)/incofl advise fleet --devices examples/fleet.toml --try --seeds 0 --jobs 2 --out runs/fleet
+	$(BIN)/incofl report runs/fleet -o runs/fleet/report.html
 
 test: $(READY)
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not flower and not slow"

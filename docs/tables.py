@@ -9,6 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 # Which page shows the results of which folder.
 PAGES = {
+    "../README.md": HERE.parent / "experiments" / "results",
     "speed.md": HERE.parent / "benchmarks" / "results",
     "devices.md": HERE.parent / "benchmarks" / "results",
     "lora.md": HERE.parent / "experiments" / "results",
