@@ -55,7 +55,7 @@ def gains(setting: Setting) -> str:
 def page(rows: Sequence[Evaluation]) -> str:
     """Both tables, from the evaluations."""
     (setting,) = settings([row for row in rows if is_accuracy(row.metric)], lambda evaluated: evaluated[-1:])
-    sizes = setting.difference(ALL_LARGE, "allsmall", DEVICES)
+    sizes = setting.difference(ALL_LARGE, "allsmall", "2")
     assert sizes is not None
     seeds, commits = sorted({row.seed for row in rows}), sorted({row.commit for row in rows})
     text = [
