@@ -94,7 +94,7 @@ def small() -> None:
                 }
                 axes.plot(list(spent), list(spent.values()), marker=mark, color=COLOURS[3], ls="--", label=name)
         axes.set(xscale="log", yscale="log", xlabel="steps of a client", title=model)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
     panels[0].set_ylabel("ms of a processor per client")
     save(figure, "small-clients.png")
 
