@@ -71,6 +71,7 @@ SLICES = {
     "incoavg": "slices of one model, deep layers mixed by InCo",
     "fedfloor": "slices of one model on the smallest, which all train",
 }
+RECOMMENDED = "fedfloor"  # its smallest devices get what they would get if everybody trained their size
 # What ``NAME+TRANSFORM`` adds to a method. The first two mix or disturb the layers of one shared server model.
 _TRANSFORMS = {
     "inco": ("incofl.inco:InCo", "InCo Aggregation"),

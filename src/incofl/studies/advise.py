@@ -15,7 +15,7 @@ from incofl.costs import Cost, DeviceClass
 from incofl.engine.build import build_data, outline
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, DataError
-from incofl.methods import BASELINES, SLICES
+from incofl.methods import BASELINES, RECOMMENDED, SLICES
 from incofl.split import submodel
 from incofl.statistics import plus_minus
 from incofl.studies.gains import Setting
@@ -61,8 +61,8 @@ class Advice:
 
     @property
     def recommended(self) -> str:
-        """The method under which the smallest devices get what they would get if everybody trained their size."""
-        return "fedfloor"
+        """The method to begin with."""
+        return RECOMMENDED
 
     @property
     def words(self) -> str:
