@@ -6,9 +6,9 @@ usage: python benchmarks/small_clients.py [--repeats 5] [--work 20x1,20x5,200x1,
 Models of a few thousand parameters on the embedded digits, 20 or 200 examples a client, 1 or 5 epochs of batches of 20.
 The bare steps are those of benchmarks/efficiency.py: the same batches and fused optimiser on a model that is there, and
 no federation around. A turn is all that a round does for a client: its examples are found, it receives, trains, sends,
-is checked and added up; side by side likewise, with engine.vectorise. All three run in turn in one process with one
-thread, and the clock is the processor time of that process, which other work on the machine disturbs least. With
---before, the turn of an earlier version, whose src is at SRC, takes part in a process of its own.
+is checked and added up; side by side likewise, with engine.vectorise; auto chose one of both. All run in turn in one
+process with one thread, and the clock is the processor time of that process, which other work on the machine disturbs
+least. With --before, the turn of an earlier version, whose src is at SRC, takes part in a process of its own.
 
 Then whole rounds of growing cohorts out of a million clients, on two workers and by the clock on the wall, each in a
 process of its own. The peers are compared by: python benchmarks/peers.py --small.
@@ -77,7 +77,7 @@ class Case:
     def __init__(self, model: str, examples: int, epochs: int) -> None:
         self._clients = SIDE_BY_SIDE if examples * epochs <= 200 else 8  # of a round of turns, and of bare steps
         stacked = {"vectorise": True, "vectorise_clients": SIDE_BY_SIDE}
-        engines: list[dict[str, Any]] = [{}] if _OLD else [{}, stacked]
+        engines: list[dict[str, Any]] = [{}] if _OLD else [{}, stacked, {**stacked, "vectorise": "auto"}]
         self._federations = [build(config_of(model, examples, epochs, 64, engine)) for engine in engines]
         self._executors = [InProcess(federation) for federation in self._federations]
         self._servers = [federation.start() for federation in self._federations]
@@ -89,9 +89,9 @@ class Case:
             module.load_state_dict(f.slice(level, 0).take(f.model.initial))
             self._models[level] = module.train(), f.local.make_optimizer(module.parameters())
 
-    def round(self, stacked: bool) -> float:
-        """Processor seconds per client of a round, of turns or side by side."""
-        at, clients = int(stacked), SIDE_BY_SIDE * len(self._models) if stacked else self._clients
+    def round(self, at: int) -> float:
+        """Processor seconds per client of a round: of turns, side by side, or as ``auto`` chose in the first one."""
+        clients = SIDE_BY_SIDE * len(self._models) if at else self._clients
         f, server = self._federations[at], self._servers[at]
         jobs = f.schedule(server.round, clients)
         start = time.process_time()
@@ -125,7 +125,7 @@ def serve() -> None:
     cases: dict[str, Case] = {}
     for line in sys.stdin:
         case = cases.setdefault(line, Case(*json.loads(line)))
-        print(case.round(stacked=False), flush=True)
+        print(case.round(0), flush=True)
 
 
 def compare(work: list[tuple[int, int]], repeats: int, before: str | None) -> list[dict[str, Any]]:
@@ -145,7 +145,8 @@ def compare(work: list[tuple[int, int]], repeats: int, before: str | None) -> li
         for examples, epochs in work:
             case = Case(model, examples, epochs)
             for repeat in range(-1, repeats):  # the first is not counted
-                found = {"bare": case.bare(), "turn": case.round(False), "side by side": case.round(True)}
+                ways = ("turn", "side by side", "auto")
+                found = {"bare": case.bare(), **{way: case.round(at) for at, way in enumerate(ways)}}
                 if old is not None:
                     old.stdin.write(json.dumps([model, examples, epochs]) + "\n")
                     old.stdin.flush()
@@ -220,9 +221,11 @@ def main() -> None:
                 return spread([m[a] / m[b] for m in own]) if a in own[0] else "-"
 
             ratios = [ratio("bare", "turn"), ratio("bare", "side by side"), ratio("turn", "side by side")]
-            rows.append([model, str(examples), str(epochs), *ratios, ratio("before", "side by side")])
+            best = spread([min(m["turn"], m["side by side"]) / m["auto"] for m in own])
+            rows.append([model, str(examples), str(epochs), *ratios, best, ratio("before", "side by side")])
             rows[-1].append(TARGETS.get((model, examples, epochs), ""))
     head = ["model", "examples", "epochs", "bare / turn", "bare / side by side", "turn / side by side"]
+    head += ["faster of both / auto (target 0.9)"]
     text = table([*head, "turn before / side by side", "target, at least"], rows)
     sizes = [int(size) for size in options.cohorts.split(",") if size]
     rounds: list[dict[str, Any]] = []

@@ -26,6 +26,15 @@ def test_a_client_is_always_the_same_and_unlike_others() -> None:
         partition()[1_000_000]
 
 
+def test_examples_are_drawn_class_by_class() -> None:
+    """Shares by Dirichlet, numbers by these shares, then of each class so many with replacement, from one stream."""
+    rng = np.random.default_rng((3, 7))
+    counts = rng.multinomial(100, rng.dirichlet(np.full(10, 0.5)))
+    members = [np.flatnonzero(LABELS.numpy() == c) for c in range(10)]
+    by_hand = [own[rng.integers(0, len(own), n)] for own, n in zip(members, counts, strict=True) if n]
+    assert partition()[7].tolist() == np.concatenate(by_hand).tolist()
+
+
 def test_alpha_means_what_it_says() -> None:
     """Mean share of a client's most frequent class: near 1 for a tiny alpha, near 0.1 for a large one."""
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from incofl.config import make_config
 from incofl.errors import ConfigError
 from incofl.statistics import Difference
 from incofl.studies.reproduce import (
@@ -15,6 +16,7 @@ from incofl.studies.reproduce import (
     cells,
     load_scale,
     load_study,
+    run_name,
     verdict_of,
 )
 from tests.shell import Shell
@@ -165,3 +167,9 @@ def test_listing_and_bad_input(incofl: Shell) -> None:
         assert code == 2
         assert words in err
         assert err.count("\n") == 1
+
+
+def test_precision_makes_another_run_and_places_do_not() -> None:
+    names = {run_name(make_config({}, [key])) for key in ("engine.workers=1", "engine.workers=2", "data.root=x")}
+    assert len(names) == 1
+    assert run_name(make_config({}, ["engine.precision=bf16"])) not in names

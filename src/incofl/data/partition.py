@@ -53,7 +53,9 @@ class VirtualPartition(Sequence[Tensor]):
 
     def __init__(self, labels: Tensor, clients: int, alpha: float, examples: int, stream: Stream) -> None:
         _check_classes(labels, "virtual")
-        self._members = [torch.nonzero(labels == c).flatten().numpy() for c in range(int(labels.max()) + 1)]
+        self._sorted = np.argsort(labels.numpy(), kind="stable")  # the examples of class 0, then those of class 1, ...
+        self._sizes = np.bincount(labels.numpy())
+        self._starts = np.cumsum(self._sizes) - self._sizes
         self._clients, self._alpha, self.examples, self._stream = clients, alpha, examples, stream
         self._last: tuple[int, Tensor] | None = None
 
@@ -69,11 +71,9 @@ class VirtualPartition(Sequence[Tensor]):
         if last is not None and last[0] == client:
             return last[1]
         rng = self._stream(client)
-        counts = rng.multinomial(self.examples, rng.dirichlet(np.full(len(self._members), self._alpha)))
-        drawn = [
-            own[rng.integers(0, len(own), count)] for own, count in zip(self._members, counts, strict=True) if count
-        ]
-        self._last = client, torch.from_numpy(np.concatenate(drawn))
+        counts = rng.multinomial(self.examples, rng.dirichlet(np.full(len(self._sizes), self._alpha)))
+        drawn = rng.integers(0, np.repeat(self._sizes, counts))
+        self._last = client, torch.from_numpy(self._sorted[np.repeat(self._starts, counts) + drawn])
         return self._last[1]
 
 

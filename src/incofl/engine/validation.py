@@ -7,6 +7,7 @@ scale is the running median of what clients of its level have sent, which less t
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from numbers import Integral
 from typing import Any
 
@@ -42,13 +43,14 @@ class Validation:
         self._known: Mapping[str, Tensor] = server.states.get(NORMS, {})
         self._new: dict[str, list[float]] = {}
         self._medians: dict[tuple[str, int], float | None] = {}
+        self._usual_loss = self._median("loss")
         self.clipped: list[dict[str, Any]] = []
 
     def accept(self, upload: Upload) -> Upload:
         """The upload as it may be added up, perhaps with a shorter update; refuses what cannot be believed."""
-        check(upload, self._server)
+        norms = check(upload, self._server)
         self._check_loss(upload.client, upload.loss)
-        norms, factors, settings = norms_of(upload), dict[str, float](), self._settings
+        factors, settings = dict[str, float](), self._settings
         self._remember(upload.level, upload.steps, upload.loss, norms)  # the median does not mind a few that are wrong
         for part, norm in norms.items() if settings.norm != "off" else ():
             if (bound := self._bound(part, upload, norm)) is None:
@@ -123,7 +125,8 @@ class Validation:
         self._new.setdefault("loss", []).append(abs(loss))
 
     def _check_loss(self, client: int, loss: float) -> None:
-        most = LARGEST_LOSS * max(1.0, usual) if (usual := self._median("loss")) is not None else LARGEST_NORM
+        usual = self._usual_loss
+        most = LARGEST_NORM if usual is None else LARGEST_LOSS * max(1.0, usual)
         if not abs(loss) <= most:
             raise UploadError(f"client {client}: its loss is {loss:.2g}, expected at most {most:.2g} in size")
 
@@ -148,7 +151,8 @@ class Validation:
                 known = self._median(*sorted(name for name in self._known if name.startswith(f"{part} ")))
             if known is None and part == "update":
                 held = upload.slice.look(self._server.state(upload.level))
-                known = _norm(list(only(held, self._server.layout.parameters).values())) / self._settings.multiple
+                norms = _norms(list(only(held, self._server.layout.parameters).values()))
+                known = math.hypot(*norms) / self._settings.multiple
             self._medians[key] = known
         return self._medians[key]
 
@@ -160,7 +164,9 @@ class Validation:
 def norms_of(upload: Upload) -> Norms:
     """The norms of the parts of an upload; they do not depend on the number of threads."""
     parts = {"update": upload.update, "extra": upload.extra, "buffers": upload.buffers | upload.smallest}
-    return {part: _norm(list(values.values())) for part, values in parts.items() if values}
+    floats = {part: [x for x in values.values() if x.is_floating_point()] for part, values in parts.items() if values}
+    each = iter(_norms([value for values in floats.values() for value in values]))
+    return {part: math.hypot(*islice(each, len(values))) for part, values in floats.items()}
 
 
 def norms_of_each(stack: UploadStack) -> list[Norms]:
@@ -176,14 +182,19 @@ def norms_of_each(stack: UploadStack) -> list[Norms]:
     return [{part: values[at] for part, values in found.items()} for at in range(len(stack))]
 
 
-def _norm(values: Sequence[Tensor]) -> float:
-    floats = [value for value in values if value.is_floating_point()]
+def _norms(values: Sequence[Tensor]) -> list[float]:
+    """The norm of each tensor."""
     with one_thread():
-        return math.hypot(*map(float, torch._foreach_norm(floats))) if floats else 0.0
+        found: list[float] = torch.stack(torch._foreach_norm(list(values))).tolist() if values else []
+    return found
 
 
-def check(upload: Upload, server: Server) -> None:
-    """Refuses what must not reach the server: wrong names, shapes or types, values out of bounds, no training."""
+def check(upload: Upload, server: Server) -> Norms:
+    """Refuses what must not reach the server: wrong names, shapes or types, values out of bounds, no training.
+
+    Returns:
+        The norms of its parts.
+    """
     who, why = f"client {upload.client}", "the training diverged, lower local.lr"
     upload.slice.check(upload.update | upload.buffers, who)
     smallest = server.population[0][0].shapes if 0 in server.population else {}
@@ -207,9 +218,9 @@ def check(upload: Upload, server: Server) -> None:
     if not math.isfinite(upload.normaliser) or upload.normaliser <= 0:
         raise UploadError(f"{who}: its normaliser is {upload.normaliser}, expected a positive number")
     parts = ("update of", upload.update), ("update of", upload.extra), ("buffer", upload.buffers | upload.smallest)
-    values = [*upload.update.values(), *upload.extra.values(), *upload.buffers.values()]
-    values += upload.smallest.values()
-    if not all_bounded(values, LARGEST_NORM):
+    norms, counters = norms_of(upload), [value for _, table in parts for value in table.values() if _counts(value)]
+    # No tensor has a larger norm than all of its part; NaN is not bounded.
+    if not all(norm <= LARGEST_NORM for norm in norms.values()) or not all_bounded(counters, LARGEST_NORM):
         for what, name, value in ((what, *entry) for what, values in parts for entry in values.items()):
             floats = value.to(torch.promote_types(value.dtype, torch.float32))  # counters are whole numbers
             if not vector_norm(floats) <= LARGEST_NORM:  # so that NaN is refused too
@@ -218,6 +229,14 @@ def check(upload: Upload, server: Server) -> None:
                     raise UploadError(f"{who}: its update is not finite; {why}")
                 bound = f"values up to {most:.1e}, expected a norm of at most {LARGEST_NORM:.0e}"
                 raise UploadError(f"{who}: its {what} {name!r} has {bound}; {why}")
-    for name, value in (*upload.buffers.items(), *upload.smallest.items()):
-        if name in server.layout.not_negative and float(value.min()) < 0:
-            raise UploadError(f"{who}: its buffer {name!r} has {float(value.min()):.2g}, expected nothing below 0")
+    bounded = [only(table, server.layout.not_negative) for table in (upload.buffers, upload.smallest)]
+    lowest = [value.reshape(-1) for table in bounded for value in table.values()]
+    if lowest and float(torch.cat(lowest).min()) < 0:
+        name, value = next((n, v) for table in bounded for n, v in table.items() if float(v.min()) < 0)
+        raise UploadError(f"{who}: its buffer {name!r} has {float(value.min()):.2g}, expected nothing below 0")
+    return norms
+
+
+def _counts(value: Tensor) -> bool:
+    """Whether a tensor is a counter, of whole numbers."""
+    return not value.is_floating_point()

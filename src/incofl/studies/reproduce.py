@@ -101,12 +101,14 @@ def cells(study: Study, scale: Scale, overrides: Sequence[str] = (), seeds: Sequ
 
 def run_name(config: Config) -> str:
     """Names a run by everything that determines it except the seed, so that studies share it."""
-    # Places and processes do not make a run; keys at their defaults are left out, so that new ones rename no run.
+    # Places and processes do not make a run, precision does; keys at their defaults are left out, so that new ones
+    # rename no run.
     defaults = make_config({"method": config.method}).flat()
     values = {
         key: value
         for key, value in config.flat().items()
-        if value != defaults.get(key) and not key.startswith(("seed", "engine.", "data.root"))
+        if value != defaults.get(key)
+        and (key == "engine.precision" or not key.startswith(("seed", "engine.", "data.root")))
     }
     digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
     return f"{config.method}-{digest}"
