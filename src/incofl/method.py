@@ -100,14 +100,18 @@ class ServerRule:
             weights += [self.weight(upload) for upload in counted]
             for upload in counted if self.squares else ():
                 squared.add(Contribution(upload.slice, _squares(upload, common[upload.level]), self.weight(upload)))
-            for level in own:
-                # Buffers are averaged even where levels keep their own: a level that has none yet starts from that.
-                kept = own[level] | layout.buffers if self._keeps_buffers(level) else own[level]
-                same = [part for upload in counted if upload.level == level for part in self._parts(upload, kept)]
-                private.setdefault(level, self._sum(layout)).add(*same)
-            if anchored := [upload for upload in counted if upload.smallest]:
-                where, total = server.population[0][0], private.setdefault(0, self._sum(layout))
-                total.add(*(Contribution(where, upload.smallest, self.weight(upload)) for upload in anchored))
+            # Buffers are averaged even where levels keep their own: a level that has none yet starts from that.
+            kept_by = {
+                level: own[level] | layout.buffers if self._keeps_buffers(level) else own[level] for level in own
+            }
+            same: dict[int, list[Contribution]] = {level: [] for level in own}
+            for upload in counted:  # in this order, so that sums do not depend on which uploads came together
+                same[upload.level] += self._parts(upload, kept_by[upload.level])
+                if upload.smallest:
+                    part = Contribution(server.population[0][0], upload.smallest, self.weight(upload))
+                    same.setdefault(0, []).append(part)
+            for level, parts in same.items():
+                private.setdefault(level, self._sum(layout)).add(*parts)
             for upload in uploads:
                 group = upload.level if self.separate else SHARED
                 extra.setdefault(group, self._sum(layout)).add(Contribution(upload.slice, upload.extra))

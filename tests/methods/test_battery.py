@@ -123,6 +123,7 @@ def snapshot(server: Server) -> list[Tensors]:
         "incoscaffold",
         "fedecover",
         "scalefl+inco",
+        "fedfloor",
         *(
             pytest.param(n, marks=pytest.mark.slow)
             for n in ("heteromoon", "heteronova", "heterofl", "fedrolex", "fedrand")

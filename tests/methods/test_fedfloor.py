@@ -55,6 +55,15 @@ def test_it_runs_with_inco_and_resumes_bit_for_bit(tmp_path: Path) -> None:
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_worker_processes_know_the_statistics_of_the_smallest_level(tmp_path: Path) -> None:
+    """Turns in workers are sent what turns in this process are, and end with the same bits."""
+    ends = []
+    for workers in (1, 2):
+        config = tiny_config("method=fedfloor", f"engine.workers={workers}")
+        ends.append(incofl.run(config, tmp_path / str(workers), progress=False).model(0).state_dict())
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
 class Chain(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -47,9 +47,10 @@ class WorkerLoop:
         self._worker = Worker(self._federation)
 
     def do(self, job: AnyJob, published: tuple[Any, ...], memory: Any) -> Made:
-        start, model = perf_counter(), self._federation.model
-        shared, *rest = published
-        server = Server(model.layout, model.initial | shared, *rest)
+        start, f = perf_counter(), self._federation
+        shared, private, round_, extra, counts, seed = published
+        population = {level: (f.slice(level, 0), count) for level, count in counts.items()}
+        server = Server(f.model.layout, f.model.initial | shared, private, round_, extra, {}, population, seed)
         # Copies: their place is that of the result.
         remembered = [clone(one) for one in memory] if isinstance(memory, list) else clone(memory)
         made: Any = self._worker.do(server, job, remembered)
@@ -113,7 +114,8 @@ class Pool(Executor):
                 self._idle.put(worker)
             self._begun = True
         changing = {name: value for name, value in server.shared.items() if name not in frozen}
-        self._publish((changing, server.private, server.round, server.extra))
+        counts = {level: count for level, (_, count) in server.population.items()}
+        self._publish((changing, server.private, server.round, server.extra, counts, server.seed))
         waiting, ahead = enumerate(jobs), deque[tuple[J, Future[Any]]]()
         while True:
             for number, job in islice(waiting, self._slots - len(ahead)):
