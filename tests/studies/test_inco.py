@@ -241,3 +241,20 @@ def test_from_the_command_line(incofl: Shell, tmp_path: Path) -> None:
     code, out, err = incofl("reproduce", "inco", "--part", "b", "--tables-only", "--out", tmp_path)
     assert (code, err) == (0, "")
     assert (tmp_path / "inco-b.csv").read_text().startswith("run,commit,column,arm,metric,seed,round,devices")
+
+
+def test_whoever_has_one_model_has_nothing_to_choose() -> None:
+    """Arms of one model take part in the reading of the best path with their accuracy; those of several do not."""
+    rows = [
+        Evaluation("here", "allsmall", "accuracy", 1, 2, (70.0, 70.0), 70.0),
+        Evaluation("here", "largestonly", "accuracy", 1, 2, (None, 60.0), None),
+        Evaluation("here", "heteroavg", "accuracy", 1, 2, (50.0, 60.0), 55.0),
+        Evaluation("here", "fedavg", "accuracy", 1, 2, (66.0, 62.0), 64.0),
+        Evaluation("here", "fedavg", "accuracy_best_path", 1, 2, (66.0, 67.0), 66.5),
+    ]
+    plain, best = settings(rows)
+    assert plain.values.keys() == {"allsmall", "largestonly", "heteroavg", "fedavg"}
+    assert best.metric == "accuracy_best_path"
+    assert best.values.keys() == {"allsmall", "largestonly", "fedavg"}
+    assert best.values["allsmall"][DEVICES] == {1: 70.0}
+    assert best.values["fedavg"]["1"] == {1: 67.0}

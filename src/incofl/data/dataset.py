@@ -155,6 +155,13 @@ class Data:
         unseen = torch.isin(test.groups, self.unseen_clients)
         return {"": test.pick(~unseen), UNSEEN: test.pick(unseen)}
 
+    def halves(self, test: Examples) -> tuple[Examples, Examples]:
+        """Test examples in two halves: by their people or devices if these are known, else every other one."""
+        groups = self.test.groups
+        by_group = groups is not None and 0 < int((groups % 2).sum()) < len(groups)
+        odd = (test.groups if by_group and test.groups is not None else torch.arange(len(test))) % 2 == 1
+        return test.pick(~odd), test.pick(odd)
+
     @property
     def inputs(self) -> Inputs:
         """One example as the model gets it, without values, on the meta device."""

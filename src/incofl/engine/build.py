@@ -205,6 +205,7 @@ def outline(config: Config) -> Federation:
         vectorise=config.engine.vectorise,
         vectorise_clients=config.engine.vectorise_clients,
         measured=config.eval.measured,
+        best_path=config.eval.best_path,
         growth=growth if method.level == "own" else None,
     )
 

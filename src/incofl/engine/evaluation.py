@@ -6,6 +6,7 @@ import numpy as np
 
 from incofl.attacks import Attack
 from incofl.config import Config
+from incofl.engine.best_path import best_paths
 from incofl.engine.executor import Executor
 from incofl.engine.federation import Federation
 from incofl.engine.round import RoundStats
@@ -21,6 +22,7 @@ def evaluated(
     """The server after a round, with measured statistics where the method wants them, and the row of the round."""
     task = federation.task
     values: list[dict[str, float]] = []
+    best, chosen = dict[str, list[float]](), list[int]()
     due = server.round % config.eval.every == 0 or server.round == config.rounds
     if due and len(federation.data.test):
         trained = [federation.trained_as(level) for level in federation.levels_in_use]
@@ -29,13 +31,17 @@ def evaluated(
             server = server.measured(executor.measure(server, distinct))
         scores = dict(zip(distinct, executor.evaluate(server, distinct), strict=True))
         values = [task.values(scores[level]) for level in trained]
+        if federation.best_path:
+            best, chosen = best_paths(task, scores, trained)
     by_metric = {name: [_finite(level[name]) for level in values] for name in values[0]} if values else {}
     others = {name: by for name, by in by_metric.items() if name not in (task.first, "loss")}
+    others |= {name: [_finite(value) for value in by] for name, by in best.items()}
     row: Row = {
         "round": server.round,
         "accuracy": _mean(by_metric.get(task.first)),
         "accuracy_by_level": by_metric.get(task.first),
         **({"metrics": others} if others else {}),
+        **({"best_path": chosen} if chosen else {}),
         "loss": _finite(stats.loss),
         "test_loss": _mean(by_metric.get("loss")),
         "clients": sorted(stats.clients),

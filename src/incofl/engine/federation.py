@@ -77,6 +77,7 @@ class Federation:
     precision: str = "float32"  # of forward passes and losses; or ``bf16``
     vectorise: bool | str = False  # whether clients of a level train side by side; ``auto``: where it is faster
     vectorise_clients: int = 64  # how many at a time
+    best_path: bool = False  # whether what devices get with the best of the models that they can hold is recorded
     measured: int = 5000  # number of training examples on which static batch-norm statistics are measured
     open: bool = False  # whether clients may still come to levels that have none: then all levels are in use
     growth: Growth | None = None  # when larger levels open; None: from the start

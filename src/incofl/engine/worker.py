@@ -21,6 +21,7 @@ from incofl.anchor import SmallestPath, within
 from incofl.client import Batch, ClientInput, LocalSettings, Trainee, Upload, train
 from incofl.data import Examples
 from incofl.data.pipeline import EVAL_BATCH, eval_batches, local_batches
+from incofl.engine.best_path import in_halves
 from incofl.engine.federation import Federation, Job
 from incofl.engine.stacked_batches import Declined
 from incofl.engine.vectorised import StackJob, Vectorised
@@ -174,9 +175,15 @@ class Worker:
 
     def evaluate(self, server: Server, level: int, examples: Examples) -> Score:
         """The score of a level's sub-model on some examples, those of unseen clients under names of their own."""
-        state = self._federation.current_slice(level, server).look(server.state(level))
-        parts = self._federation.data.seen_and_unseen(examples).items()
-        return sum((self.score(level, server.round, state, part).renamed(name) for name, part in parts), Score())
+        f = self._federation
+        state = f.current_slice(level, server).look(server.state(level))
+
+        def score(part: Examples) -> Score:
+            return self.score(level, server.round, state, part)
+
+        parts = f.data.seen_and_unseen(examples)
+        seen = in_halves(*map(score, f.data.halves(parts.pop("")))) if f.best_path else score(parts.pop(""))
+        return sum((score(part).renamed(name) for name, part in parts.items()), seen)
 
     def score(self, level: int, round: int, state: Tensors, examples: Examples, size: int = EVAL_BATCH) -> Score:
         """The score of a sub-model with some values on some examples, in batches of a size."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from incofl.analysis.runs import RecordedRun
+from incofl.engine.best_path import BEST
 from incofl.statistics import Difference, Estimate, estimate, holm, paired, plus_minus
 
 NOT_WORSE = -0.5  # points: where the interval of a difference may end that counts as no loss
@@ -103,6 +104,10 @@ def settings(
     runs: dict[tuple[str, str], dict[tuple[str, int], list[Evaluation]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         runs[row.column, row.metric][row.arm, row.seed].append(row)
+    for (column, metric), of_arms in runs.items():
+        if metric.endswith(BEST):  # whoever has one model has nothing to choose
+            others = runs.get((column, metric.removesuffix(BEST)), {})
+            of_arms |= {arm: own for arm, own in others.items() if arm not in of_arms and all(map(_one_model, own))}
     found = []
     for (column, metric), of_arms in runs.items():
         values: dict[str, dict[Measure, Values]] = {}
@@ -115,6 +120,10 @@ def settings(
                     values.setdefault(arm, {}).setdefault(measure, {})[seed] = of_run.mean
         found.append(Setting(column, metric, values))
     return found
+
+
+def _one_model(row: Evaluation) -> bool:
+    return len({value for value in row.levels if value is not None}) == 1
 
 
 def gaps(setting: Setting, others: Mapping[str, str], measure: Measure) -> dict[str, tuple[Difference, float]]:
