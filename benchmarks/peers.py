@@ -125,6 +125,9 @@ def run_engine(arguments: argparse.Namespace) -> None:
     if os.environ.get("RANK", "0") == "0":  # all ranks of pfl have the same
         saved = [{"round": p.server.round, "state": p.server.shared, "seconds": p.seconds} for p in played]
         torch.save(saved, arguments.out)
+    if torch.distributed.is_initialized():  # pfl leaves it to the end of the process, whose threads it may abort
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def find_engine(name: str) -> Engine:
