@@ -89,6 +89,25 @@ def test_an_upload_is_shortened_to_the_multiple_of_the_median() -> None:
     assert Validation(server, ValidationConfig(norm="off")).accept(large) is large
 
 
+def test_other_levels_are_a_measure_by_the_root_of_their_size() -> None:
+    """By hand: norms of 3 at level 0 allow 10 * 3 * sqrt(n_2 / n_0) at level 2, of which nothing is known yet."""
+    federation = tiny_federation("split.kind=hetero", "split.levels=[0.25,0.5,1.0]")
+    start = federation.start()
+    job = next(job for job in federation.schedule(0, 8) if job.level == 2)
+    ((upload,),) = InProcess(federation).train(start, [job])
+    known = {"update 0": [1.0, 2, 3, 4, 100], "steps 0": [float(upload.steps)] * FEWEST}
+    tables = {name: torch.tensor(values, dtype=torch.float64) for name, values in known.items()}
+    server = dataclasses.replace(start, states={NORMS: tables})
+    sizes = [
+        sum(value.numel() for name, value in held.items() if name in start.layout.parameters)
+        for held in (federation.slice(level, 0).take(start.shared) for level in (0, 2))
+    ]
+    assert sizes[1] > 4 * sizes[0]
+    large = dataclasses.replace(upload, **scaled(1e9)(upload, 0))
+    expected = 10 * 3 * (sizes[1] / sizes[0]) ** 0.5
+    assert norms_of(Validation(server).accept(large))["update"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_the_first_round_is_measured_by_the_model_itself() -> None:
     federation = tiny_federation("model.name=tiny-mlp")
     server, (job, *_) = federation.start(), federation.schedule(0, 4)

@@ -148,7 +148,7 @@ class Validation:
         if key not in self._medians:
             known = self._median(f"{part} {upload.level}")
             if known is None:
-                known = self._median(*sorted(name for name in self._known if name.startswith(f"{part} ")))
+                known = self._of_all_levels(part, upload.level)
             if known is None and part == "update":
                 held = upload.slice.look(self._server.state(upload.level))
                 norms = _norms(list(only(held, self._server.layout.parameters).values()))
@@ -156,9 +156,26 @@ class Validation:
             self._medians[key] = known
         return self._medians[key]
 
-    def _median(self, *names: str) -> float | None:
-        values = [value for name in names if name in self._known for value in self._known[name].tolist()]
-        return float(torch.tensor(values, dtype=torch.float64).median()) if len(values) >= FEWEST else None
+    def _median(self, name: str) -> float | None:
+        return _median_of(self._known[name].tolist() if name in self._known else [])
+
+    def _of_all_levels(self, part: str, level: int) -> float | None:
+        """The median of all levels as if each had this size: norms grow with the root of the number of entries."""
+        values: list[float] = []
+        for name in sorted(name for name in self._known if name.startswith(f"{part} ")):
+            scale = 1.0 if part == "steps" else self._root(level) / self._root(int(name.rpartition(" ")[2]))
+            values += (self._known[name] * scale).tolist()
+        return _median_of(values)
+
+    def _root(self, level: int) -> float:
+        """The root of the number of a level's parameters."""
+        population, parameters = self._server.population, self._server.layout.parameters
+        held = only(population[level][0].shapes, parameters) if level in population else {}
+        return math.sqrt(sum(math.prod(shape) for shape in held.values())) or 1.0
+
+
+def _median_of(values: Sequence[float]) -> float | None:
+    return float(torch.tensor(values, dtype=torch.float64).median()) if len(values) >= FEWEST else None
 
 
 def norms_of(upload: Upload) -> Norms:
