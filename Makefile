@@ -69,6 +69,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/server_step.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/compile.py
+	$(BIN)/python benchmarks/precision.py
 	$(BIN)/python benchmarks/ray_overhead.py
 	$(BIN)/python benchmarks/peers.py $(if $(ROOT),--root $(ROOT))
 	$(BIN)/python benchmarks/peers.py --small --work 20x1,20x5,200x1 --clients 2000 --cohort 1000 --only incofl,flower,pfl
