@@ -94,8 +94,8 @@ def small() -> None:
                 }
                 axes.plot(list(spent), list(spent.values()), marker=mark, color=COLOURS[3], ls="--", label=name)
         axes.set(xscale="log", yscale="log", xlabel="steps of a client", title=model)
-        axes.legend(frameon=False, fontsize=8, loc="lower right")
     panels[0].set_ylabel("ms of a processor per client")
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=5)
     save(figure, "small-clients.png")
 
 
