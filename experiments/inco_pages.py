@@ -3,7 +3,8 @@
 usage: python experiments/inco_pages.py [runs/reproduce/inco]
 
 With a folder, its CSV files become those of experiments/results; the pages beside them are made from these: a page for
-each part, the table that answers what InCo does, and the one that answers whether any level of devices is worse off.
+each part, the table that answers what InCo does, the one that answers whether any level of devices is worse off, and
+what both come to in sentences.
 """
 
 import shutil
@@ -18,6 +19,7 @@ from incofl.studies.inco import PARTS, Part, is_accuracy, load_part, page, read_
 
 RESULTS = Path(__file__).parent / "results"
 FLOOR = "FedFloor"
+ENOUGH = 10  # seeds of a setting that counts in a sentence
 # The rules of InCo and its controls, each without and with an identity start.
 RULES = {
     "released": "identity + released",
@@ -82,6 +84,41 @@ def goal() -> str:
     return markdown(lines)
 
 
+# What is compared with what, in the mean over devices.
+CONTRASTS = {
+    "InCo as released, minus HeteroAvg": ("released", "HeteroAvg"),
+    "InCo by the theorem, per layer, minus HeteroAvg": ("theorem, per layer", "HeteroAvg"),
+    "InCo's change of the norm alone, minus HeteroAvg": ("norm-only", "HeteroAvg"),
+    "InCo as released, minus the same with shallow kernels in a random order": ("released", "shuffled"),
+    "With an identity start: InCo as released, minus no InCo": ("identity + released", "identity"),
+    "Identity start, minus HeteroAvg": ("identity", "HeteroAvg"),
+    "Everybody the smallest, minus HeteroAvg": ("allsmall", "HeteroAvg"),
+    "FedFloor, minus HeteroAvg": (FLOOR, "HeteroAvg"),
+    "FedFloor, minus everybody the smallest": (FLOOR, "allsmall"),
+    "FedFloor + InCo, minus FedFloor": ("FedFloor + released", FLOOR),
+}
+
+
+def answer() -> str:
+    """What the settings with enough seeds say, a sentence for each contrast; by accuracy of each level's own model."""
+    enough = [setting for _, _, setting in found() if setting.metric == "accuracy"]
+    lines = []
+    for what, (arm, other) in CONTRASTS.items():
+        having = [setting for setting in enough if min(seeds_of(setting, arm), seeds_of(setting, other)) >= ENOUGH]
+        known = [gap for setting in having if (gap := setting.difference(arm, other, DEVICES)) is not None]
+        if not known:
+            continue
+        means, visible = [gap.mean for gap in known], [gap.visible_from or 0.0 for gap in known]
+        above = sum(gap.mean > (gap.half_width or 0) for gap in known)
+        below = sum(gap.mean < -(gap.half_width or 0) for gap in known)
+        found_from = f"{min(visible):.1f} to {max(visible):.1f} points would have been found with 80 % power"
+        lines.append(
+            f"- {what}: {min(means):+.1f} to {max(means):+.1f} points in {len(known)} setting(s); the interval lies "
+            f"above 0 in {above} and below it in {below}. Differences of {found_from}."
+        )
+    return "\n".join(lines) + "\n"
+
+
 def pages() -> dict[Path, str]:
     """The page of every part that has results, and the two tables over all parts."""
     texts = {}
@@ -92,6 +129,7 @@ def pages() -> dict[Path, str]:
             texts[path.with_suffix(".md")] = page(load_part(letter), read_csv(path), command)
     if texts:
         texts |= {RESULTS / "inco-question.md": question(), RESULTS / "inco-goal.md": goal()}
+        texts[RESULTS / "inco-answer.md"] = answer()
     return texts
 
 
