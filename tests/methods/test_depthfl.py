@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 import incofl
+from incofl.client import ClientInput, Local, LocalSettings
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, LayoutError
 from incofl.layout import Axis
-from incofl.methods.depthfl import depth_positions, mutual, risen
+from incofl.methods.depthfl import DepthFL, depth_positions, mutual, risen
 from incofl.methods.exits import stream_after, tail
 from incofl.models import ModelOptions, make_model
 from incofl.split import submodel
@@ -41,6 +42,8 @@ def test_lambda_rises() -> None:
     assert risen(0, 300) == pytest.approx(math.exp(-5))
     assert risen(150, 300) == pytest.approx(math.exp(-5 / 4))
     assert risen(300, 300) == risen(999, 300) == 1
+    assert [DepthFL().for_run(rounds, 5).rise for rounds in (1000, 1)] == [300, 1]
+    assert DepthFL(rise=7).for_run(1000, 5).rise == 7
 
 
 def test_distillation_by_hand() -> None:
@@ -58,10 +61,7 @@ def test_distillation_by_hand() -> None:
 
 
 def test_the_loss_of_a_level_by_hand() -> None:
-    """Cross-entropies of all exits and the divergences with lambda of the round."""
-    from incofl.client import ClientInput, Local, LocalSettings
-    from incofl.methods.depthfl import DepthFL
-
+    """Cross-entropies of all exits and the divergences with lambda of the round, times the factor."""
     torch.manual_seed(0)
     logits, y = [torch.randn(4, 3) for _ in range(3)], torch.tensor([0, 1, 2, 1])
 
@@ -70,14 +70,12 @@ def test_the_loss_of_a_level_by_hand() -> None:
             return logits
 
     local = Local(Fixed(), ClientInput({}, round=5), LocalSettings())
-    loss = DepthFL(rise=10).loss(local, torch.zeros(1), y)
     probabilities = [o.softmax(1) for o in logits]
-    expected = sum(float(-p[range(4), y].log().mean()) for p in probabilities)
-    for i in range(3):
-        for j in range(3):
-            q, p = probabilities[j], probabilities[i]
-            expected += math.exp(-5 / 4) / 2 * float((q * (q / p).log()).sum(1).mean())
-    assert float(loss) == pytest.approx(expected, abs=1e-5)
+    losses = sum(float(-p[range(4), y].log().mean()) for p in probabilities)
+    taught = sum(float((q * (q / p).log()).sum(1).mean()) for p in probabilities for q in probabilities)
+    for factor in (1.0, 0.3, 0.0):
+        loss = DepthFL(rise=10, distil=factor).loss(local, torch.zeros(1), y)
+        assert float(loss) == pytest.approx(losses + factor * math.exp(-5 / 4) / 2 * taught, abs=1e-5)
 
 
 def test_positions() -> None:
@@ -172,6 +170,17 @@ def test_feddyn_is_optional() -> None:
     assert not same(plain.shared, regularised.shared)
     h, alpha = regularised.extra["h"]["conv1.weight"], 0.1
     assert torch.allclose(plain.shared["conv1.weight"] - h / alpha, regularised.shared["conv1.weight"], atol=2e-2)
+
+
+def test_with_one_exit_it_is_feddyn() -> None:
+    """The same terms, memories and h: bit for bit, with clients that come back."""
+    settings = ["split.levels=1", "data.clients=4"]
+    ours, theirs = (
+        run_rounds(tiny_federation(*words, *settings), 3)[-1]
+        for words in (["method=depthfl", "depthfl.alpha=0.3"], ["method=heterodyn", "feddyn.alpha=0.3"])
+    )
+    assert same(ours.state(0), theirs.state(0))
+    assert same(dict(ours.extra["h"]), dict(theirs.extra["h"]))
 
 
 def test_refused_without_blocks() -> None:

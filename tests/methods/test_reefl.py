@@ -30,6 +30,29 @@ def test_distillation_by_hand() -> None:
     assert b.grad is not None
 
 
+def test_the_teacher_comes_first_in_the_divergence() -> None:
+    """Teacher (3/4, 1/4), student (1/2, 1/2): 3/4 log 3/2 + 1/4 log 1/2; the other way round log 2 - log 3 / 2."""
+    teacher, student = torch.tensor([[math.log(3), 0.0]]), torch.zeros(1, 2)
+    assert float(taught([teacher, student], 0)) == pytest.approx(0.75 * math.log(1.5) - 0.25 * math.log(2), abs=1e-6)
+    assert float(taught([teacher, student], 1)) == pytest.approx(math.log(2) - math.log(3) / 2, abs=1e-6)
+
+
+def test_the_weight_of_the_distillation_rises() -> None:
+    """With lambda exp(-5 / 4) in the middle of the rise, times the factor; the rise is three tenths of the rounds."""
+    teacher, student, y = torch.tensor([[math.log(3), 0.0]]), torch.zeros(1, 2), torch.tensor([0])
+
+    class Fixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [student, teacher]
+
+    local = Local(Fixed(), ClientInput({}, round=5), LocalSettings())
+    losses, divergence = math.log(2) + math.log(4 / 3), float(taught([student, teacher], 1))
+    for factor in (1.0, 0.3, 0.0):
+        found = float(ReeFL(rise=10, distil=factor).loss(local, torch.zeros(1), y))
+        assert found == pytest.approx(losses + factor * math.exp(-5 / 4) * divergence, abs=1e-6)
+    assert [ReeFL().for_run(rounds, 5).rise for rounds in (1000, 1)] == [300, 1]
+
+
 def test_the_best_exit_teaches() -> None:
     """Running losses: after (1, 2) and (3, 1) they are 1.4 and 1.8: the first still teaches; after (9, 1) the second.
 
