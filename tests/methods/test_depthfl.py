@@ -13,7 +13,7 @@ from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, LayoutError
 from incofl.layout import Axis
 from incofl.methods.depthfl import DepthFL, depth_positions, mutual, risen
-from incofl.methods.exits import stream_after, tail
+from incofl.methods.exits import Head, stream_after, tail
 from incofl.models import ModelOptions, make_model
 from incofl.split import submodel
 from tests.federations import FAMILIES, family_config, run_rounds, tiny_config, tiny_federation
@@ -116,6 +116,39 @@ def test_every_family_has_exits(method: str, family: str, text_root: Path) -> No
         assert torch.allclose(answer, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("channels_first", [True, False])
+def test_a_head_takes_the_mean_of_all_pixels_or_tokens(channels_first: bool) -> None:
+    """Features (0, 0) and (2, 4): their mean (1, 2), normalised (-1, 1), times (1, 10); or of every position."""
+    head = Head(2, 1, channels_first, norm=True)
+    head.fc.load_state_dict({"weight": torch.tensor([[1.0, 10.0]]), "bias": torch.zeros(1)})
+    x = torch.tensor([[[0.0, 0.0], [2.0, 4.0]]])  # (batch, token, channel)
+    x = x.transpose(1, 2) if channels_first else x
+    assert float(head(x, every=False).detach()) == pytest.approx(9, abs=1e-3)
+    assert head(x, every=True).flatten().tolist() == pytest.approx([0, 9], abs=1e-3)
+    plain = Head(2, 1, channels_first, norm=False)
+    plain.load_state_dict(head.fc.state_dict(prefix="fc."))
+    assert float(plain(x, every=False).detach()) == pytest.approx(21, abs=1e-5)
+
+
+def test_a_head_has_a_norm_where_the_blocks_have_one() -> None:
+    for model, norm in (("tiny-vit", True), ("tiny-mlp", False)):
+        patch = ["model.patch=2"] if norm else []
+        layout = tiny_federation("method=depthfl", f"model.name={model}", *patch).model.layout
+        assert ("exits.0.norm.weight" in layout.parameters) == norm
+
+
+@pytest.mark.parametrize("model", ["tiny-resnet", "tiny-mlp"])
+def test_a_level_can_answer_with_its_last_exit(model: str) -> None:
+    x = torch.randn(4, 1, 8, 8)
+    for mean in (True, False):
+        federation = tiny_federation("method=depthfl", f"model.name={model}", f"depthfl.mean={str(mean).lower()}")
+        module = module_of(federation, 1)
+        module.eval().training = True
+        with torch.no_grad():
+            exits, answer = module(x), module.eval()(x)
+        assert torch.allclose(answer, torch.stack(exits).mean(0) if mean else exits[-1], atol=1e-5)
+
+
 def test_what_the_layout_tells() -> None:
     """The stream after a block of a ViT, of an LSTM (whose gates are four copies of it) and of a ResNet's stage."""
     vit = make_model("tiny-vit", ModelOptions(shape=(1, 8, 8), patch=2)).layout
@@ -152,6 +185,17 @@ def test_an_exit_can_be_used(model: str, tmp_path: Path) -> None:
         incofl.load_model(tmp_path / "run", exit=3)
     with pytest.raises(ConfigError, match=r"exit: got 1, expected 0 to 0"):
         incofl.load_model(tmp_path / "run", level=0, exit=1)
+
+
+@pytest.mark.parametrize("model", ["tiny-resnet", "tiny-mlp"])
+def test_an_exit_of_scalefl_can_be_used(model: str, tmp_path: Path) -> None:
+    incofl.run(tiny_config("method=scalefl", f"model.name={model}", "rounds=1"), tmp_path / "run", progress=False)
+    whole, x = incofl.load_model(tmp_path / "run"), torch.randn(4, 1, 8, 8)
+    ends = [incofl.load_model(tmp_path / "run", exit=number)(x) for number in range(3)]
+    assert torch.equal(whole(x), ends[2])
+    whole.training = True  # its layers compute as in evaluation
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(whole(x), ends, strict=True))
+    assert not torch.allclose(ends[0], ends[1], atol=1e-3)
 
 
 def test_a_model_without_exits_has_none(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Nested models: FjORD's widths inside a client's model, NeFL's steps of residual branches."""
 
+import copy
 import dataclasses
 import math
 
@@ -15,7 +16,7 @@ from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.methods.fjord import PATHS, FjORD, Path, path_in, soft_loss
 from incofl.methods.nefl import STEP, NeFL
-from incofl.split import submodel
+from incofl.split import cut, submodel
 from tests.federations import run_rounds, tiny_config, tiny_federation
 from tests.methods.test_identities import plain_fedavg, same
 
@@ -99,6 +100,23 @@ def test_every_width_is_drawn_alike() -> None:
         FjORD(distil=False).loss(local, torch.zeros(1), torch.zeros(1, dtype=torch.long))
     assert sum(counts) == 600
     assert all(abs(count - 200) < 3 * (600 * 2 / 9) ** 0.5 for count in counts)
+
+
+def test_a_client_has_a_path_for_every_smaller_level() -> None:
+    federation = tiny_federation("method=fjord")
+    for level in range(3):
+        module = wide(federation, level)
+        FjORD().nest(module, federation.model.layout, federation.splitter, level)
+        shapes = [path.part.shapes["fc.weight"] for path in vars(module)[PATHS]]
+        assert shapes == [federation.slice(inner, 0).shapes["fc.weight"] for inner in range(level)]
+
+
+def test_a_path_uses_the_statistics_of_a_frozen_norm() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2)).requires_grad_(False)
+    layout = Layout.of(model, {}, [], {})
+    x = torch.randn(5, 2) + 3
+    found = Path(copy.deepcopy(model), cut(layout, []))(model.train(), x)
+    assert torch.equal(found, model.eval()(x))
 
 
 @pytest.mark.parametrize("distil", [True, False])

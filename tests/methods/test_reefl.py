@@ -11,7 +11,7 @@ import incofl
 from incofl.client import ClientInput, Local, LocalSettings
 from incofl.errors import ConfigError
 from incofl.methods.reefl import ReeFL, taught
-from incofl.models.vit import VisionTransformer
+from incofl.models.vit import SharedExit, VisionTransformer
 from tests.federations import run_rounds, tiny_config, tiny_federation
 from tests.methods.test_depthfl import module_of
 from tests.methods.test_identities import same
@@ -113,6 +113,20 @@ def test_an_exit_sees_the_earlier_ones() -> None:
         place.add_(torch.randn(place.shape, generator=torch.Generator().manual_seed(0)))
     after = module(x)
     assert not torch.allclose(before[2], after[2], atol=1e-6)
+
+
+def test_the_shared_classifier_reads_its_own_token() -> None:
+    """ReeFL's sizes: 8 heads of 2 channels, 1.35 times the stream. Where the layer adds nothing, inputs count not."""
+    shared = SharedExit(20, 3)
+    shapes = [tuple(shared.get_parameter(f"block.{key}.weight").shape) for key in ("attn.qkv", "attn.proj", "mlp.fc1")]
+    assert shapes == [(48, 20), (20, 16), (27, 20)]
+    assert shared.block.attn.head_dim == 2
+    x = torch.randn(2, 4, 20)
+    assert not torch.equal(shared(x)[0], shared(x)[1])
+    for key in ("attn.proj", "mlp.fc2"):
+        nn.init.zeros_(shared.get_parameter(f"block.{key}.weight"))
+    expected = shared.head(shared.norm(shared.token[:, 0]))
+    assert torch.allclose(shared(x), expected.expand(2, -1), atol=1e-6)
 
 
 def test_one_exit_is_cross_entropy() -> None:

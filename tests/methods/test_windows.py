@@ -1,6 +1,7 @@
 """Windows that are drawn: random width and FedEcover."""
 
 import copy
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -131,19 +132,34 @@ def test_a_pool_covers_every_channel_once_before_any_twice(widths: list[int], se
         assert {at for at, count in enumerate(counts[axis.name].tolist()) if count == lowest} == left
 
 
-def test_pools_are_the_servers_and_count_what_arrived() -> None:
-    """After three rounds each channel was trained as often as the slices of the jobs say; what is lost is not."""
-    federation = tiny_federation("method=fedecover")
-    servers = run_rounds(federation, 3)
+@pytest.mark.parametrize("model", ["tiny-resnet", "tiny-vit"])
+def test_pools_are_the_servers_and_count_what_arrived(model: str) -> None:
+    """After three rounds each channel or head was trained as often as it was drawn; what is lost is not counted."""
+    patch = ["model.patch=2"] if "vit" in model else []
+    federation = tiny_federation("method=fedecover", f"model.name={model}", *patch)
+    servers, splitter, layout = run_rounds(federation, 3), federation.splitter, federation.model.layout
+    assert isinstance(splitter, PooledWindows)
     expected: dict[str, Tensor] = {}
     for server in servers[:-1]:
         for job in federation.schedule(server.round, 4, server=server):
-            for axis, units in drawn_units(federation.model.layout, federation.slice_of(job)).items():
+            left = iter(job.drawn)
+            for axis in splitter.axes(layout, job.level) if job.drawn else ():
+                units = list(itertools.islice(left, splitter.width(axis.size, job.level)))
                 expected.setdefault(axis.name, torch.zeros(axis.size, dtype=torch.int64))[units] += 1
     assert same(dict(servers[-1].extra["drawn"]), expected)
     assert all(int(counts.max() - counts.min()) <= 1 for counts in expected.values())
     lost = tiny_federation("method=fedecover", "local.lr=3e38", "local.optimizer=sgd", "local.epochs=3")
     assert run_rounds(lost, 1)[-1].extra == {}
+
+
+def test_a_level_draws_of_the_blocks_that_it_holds() -> None:
+    """One block of each stage at half of the width: what is counted on arrival is what was drawn."""
+    splitter = PooledWindows((0.5,), ((1, 1),), "random")
+    drawn, counts = splitter.draw(RESNET, {}, 0, 0, 0)
+    arrived = drawn_units(RESNET, splitter.slice(RESNET, 0, 0, 0, drawn))
+    assert {axis.name for axis in arrived} == counts.keys() == {axis.name for axis in splitter.axes(RESNET, 0)}
+    assert all(torch.equal(counts[axis.name].nonzero().flatten(), units) for axis, units in arrived.items())
+    assert not any(name.startswith(("layer1.1", "layer2.1")) for name in counts)
 
 
 def test_clients_of_a_round_share_the_pool() -> None:
