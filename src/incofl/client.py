@@ -162,6 +162,9 @@ class ClientRule:
     def prepare(self, model: nn.Module, layout: Layout) -> None:
         """Called once per sub-model, after it has been built: the place for hooks on layers."""
 
+    def deliver(self, model: nn.Module, layout: Layout) -> None:
+        """Called with a trained sub-model that leaves the run: the place for hooks that act in evaluation, too."""
+
     def nest(self, model: nn.Module, layout: Layout, splitter: Splitter, level: int) -> None:
         """Called once per sub-model with the splitter that cut it and its level: the place for models inside it."""
 

@@ -96,7 +96,7 @@ def play(
     try:
         for _ in range(2):
             tallies.append(RoundStats(on_accepted=partial(store.keep, server.round)))
-            jobs = federation.schedule(server.round, 8)
+            jobs = federation.schedule(server.round, 8, server=server)
             server = run_round(server, federation.method, jobs, executor, tallies[-1])
         levels = federation.levels_in_use
         return server, store, tallies, executor.evaluate(server, levels), executor.measure(server, levels)
@@ -156,8 +156,10 @@ def assert_same(federation: Federation, make: Make, others: Sequence[Make]) -> N
         assert_same_tensors(*remembered)
 
 
-def test_same_bits_as_in_process(cluster: Connection) -> None:
-    assert_same(tiny_federation("method=incoavg"), on_ray, [in_process])
+@pytest.mark.parametrize("method", ["incoavg", "fedrand", "fedecover"])
+def test_same_bits_as_in_process(method: str, cluster: Connection) -> None:
+    """Channels that a turn draws, by itself or from the server's pools, are the same everywhere."""
+    assert_same(tiny_federation(f"method={method}"), on_ray, [in_process])
 
 
 @pytest.mark.parametrize("method", ["flexlora", "random-ranks"])

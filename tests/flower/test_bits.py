@@ -123,6 +123,18 @@ def test_a_server_that_dies_in_a_round_is_resumed_bit_for_bit(turn: int, undistu
     assert comparable(undisturbed) == comparable(tmp_path / "run")
 
 
+def test_pools_survive_a_restart_of_the_server(tmp_path: Path) -> None:
+    """Two rounds, and then a third: channels are drawn from what the first two left."""
+    keys = ("method=fedecover", "engine.workers=1")
+    incofl.run(tiny_config(*keys, "rounds=3"), tmp_path / "whole", progress=False)
+    for rounds in (2, 3):
+        config = tiny_config(*keys, f"rounds={rounds}")
+        serve(fleet(config), config, settings(tmp_path / "run", resume=rounds == 3))
+    assert final_state(tmp_path / "whole") == final_state(tmp_path / "run")
+    kept = load_file(RunFolder(tmp_path / "run").checkpoint)
+    assert any(name.startswith("extra/drawn/") for name in kept)
+
+
 @pytest.mark.parametrize("folder", [True, False])
 def test_a_node_that_restarts_remembers_what_is_on_its_disk(folder: bool, undisturbed: Path, tmp_path: Path) -> None:
     grid = fleet(SCAFFOLD, **({"state_dir": str(tmp_path / "nodes")} if folder else {}))

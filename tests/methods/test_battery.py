@@ -236,6 +236,17 @@ def test_documented(name: str) -> None:
     assert "20" in text
 
 
+def test_every_method_has_its_row() -> None:
+    """In the first table of the page on methods, by its name, or as a method with InCo."""
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    _, _, table = page.partition("| method | options |")
+    rows = [row.split("|")[1] for row in table.partition("\n\n")[0].splitlines()[2:]]
+    known = {word for row in rows for word in row.replace("`", " ").replace(",", " ").split()}
+    names = {name for name in NAMES if name not in FEDOPT and not name.endswith("+inco")}
+    assert names <= known
+    assert {name.removesuffix("+inco") for name in NAMES if name.endswith("+inco")} <= known
+
+
 @pytest.mark.parametrize(
     "setting",
     [

@@ -22,9 +22,11 @@ def planned(name: str, *settings: str) -> list[Cost]:
     return tiny_federation(f"method={name}", *settings).costs
 
 
-@pytest.mark.parametrize(
-    ("name", "workers"), [("heteroavg", 1), ("heteroscaffold", 1), ("heteroscaffold", 2), ("scaffold", 1), ("moon", 1)]
-)
+TURNS = [("heteroavg", 1), ("heteroscaffold", 1), ("heteroscaffold", 2), ("scaffold", 1), ("moon", 1)]
+TURNS += [("fedecover", 1), ("fedecover", 2)]
+
+
+@pytest.mark.parametrize(("name", "workers"), TURNS)
 def test_recorded_bytes_are_the_planned_ones(name: str, workers: int, tmp_path: Path) -> None:
     config = tiny_config(f"method={name}", "rounds=2", f"engine.workers={workers}")
     incofl.run(config, tmp_path)
@@ -59,6 +61,12 @@ def test_moon_sends_nothing_more_and_holds_two_frozen_models() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "heteroprox", "heteronova", "inclusivefl", "incoavg"])
 def test_others_send_and_hold_the_model_alone(name: str) -> None:
     assert planned(name) == planned("heteroavg")
+
+
+@pytest.mark.parametrize("name", ["fedrolex", "fedrand", "fedecover"])
+def test_a_window_costs_what_a_prefix_costs(name: str) -> None:
+    """Wherever its channels lie, a level has as many of them."""
+    assert planned(name) == planned("heterofl")
 
 
 def test_what_a_server_sends_need_not_come_back() -> None:

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 import incofl
+from incofl.client import ClientInput, Local, LocalSettings
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, LayoutError
 from incofl.layout import Axis
-from incofl.methods.depthfl import depth_positions, mutual, risen
-from incofl.methods.exits import stream_after, tail
+from incofl.methods.depthfl import DepthFL, depth_positions, mutual, risen
+from incofl.methods.exits import Head, stream_after, tail
 from incofl.models import ModelOptions, make_model
 from incofl.split import submodel
 from tests.federations import FAMILIES, family_config, run_rounds, tiny_config, tiny_federation
@@ -41,6 +42,8 @@ def test_lambda_rises() -> None:
     assert risen(0, 300) == pytest.approx(math.exp(-5))
     assert risen(150, 300) == pytest.approx(math.exp(-5 / 4))
     assert risen(300, 300) == risen(999, 300) == 1
+    assert [DepthFL().for_run(rounds, 5).rise for rounds in (1000, 1)] == [300, 1]
+    assert DepthFL(rise=7).for_run(1000, 5).rise == 7
 
 
 def test_distillation_by_hand() -> None:
@@ -58,10 +61,7 @@ def test_distillation_by_hand() -> None:
 
 
 def test_the_loss_of_a_level_by_hand() -> None:
-    """Cross-entropies of all exits and the divergences with lambda of the round."""
-    from incofl.client import ClientInput, Local, LocalSettings
-    from incofl.methods.depthfl import DepthFL
-
+    """Cross-entropies of all exits and the divergences with lambda of the round, times the factor."""
     torch.manual_seed(0)
     logits, y = [torch.randn(4, 3) for _ in range(3)], torch.tensor([0, 1, 2, 1])
 
@@ -70,14 +70,12 @@ def test_the_loss_of_a_level_by_hand() -> None:
             return logits
 
     local = Local(Fixed(), ClientInput({}, round=5), LocalSettings())
-    loss = DepthFL(rise=10).loss(local, torch.zeros(1), y)
     probabilities = [o.softmax(1) for o in logits]
-    expected = sum(float(-p[range(4), y].log().mean()) for p in probabilities)
-    for i in range(3):
-        for j in range(3):
-            q, p = probabilities[j], probabilities[i]
-            expected += math.exp(-5 / 4) / 2 * float((q * (q / p).log()).sum(1).mean())
-    assert float(loss) == pytest.approx(expected, abs=1e-5)
+    losses = sum(float(-p[range(4), y].log().mean()) for p in probabilities)
+    taught = sum(float((q * (q / p).log()).sum(1).mean()) for p in probabilities for q in probabilities)
+    for factor in (1.0, 0.3, 0.0):
+        loss = DepthFL(rise=10, distil=factor).loss(local, torch.zeros(1), y)
+        assert float(loss) == pytest.approx(losses + factor * math.exp(-5 / 4) / 2 * taught, abs=1e-5)
 
 
 def test_positions() -> None:
@@ -118,6 +116,39 @@ def test_every_family_has_exits(method: str, family: str, text_root: Path) -> No
         assert torch.allclose(answer, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("channels_first", [True, False])
+def test_a_head_takes_the_mean_of_all_pixels_or_tokens(channels_first: bool) -> None:
+    """Features (0, 0) and (2, 4): their mean (1, 2), normalised (-1, 1), times (1, 10); or of every position."""
+    head = Head(2, 1, channels_first, norm=True)
+    head.fc.load_state_dict({"weight": torch.tensor([[1.0, 10.0]]), "bias": torch.zeros(1)})
+    x = torch.tensor([[[0.0, 0.0], [2.0, 4.0]]])  # (batch, token, channel)
+    x = x.transpose(1, 2) if channels_first else x
+    assert float(head(x, every=False).detach()) == pytest.approx(9, abs=1e-3)
+    assert head(x, every=True).flatten().tolist() == pytest.approx([0, 9], abs=1e-3)
+    plain = Head(2, 1, channels_first, norm=False)
+    plain.load_state_dict(head.fc.state_dict(prefix="fc."))
+    assert float(plain(x, every=False).detach()) == pytest.approx(21, abs=1e-5)
+
+
+def test_a_head_has_a_norm_where_the_blocks_have_one() -> None:
+    for model, norm in (("tiny-vit", True), ("tiny-mlp", False)):
+        patch = ["model.patch=2"] if norm else []
+        layout = tiny_federation("method=depthfl", f"model.name={model}", *patch).model.layout
+        assert ("exits.0.norm.weight" in layout.parameters) == norm
+
+
+@pytest.mark.parametrize("model", ["tiny-resnet", "tiny-mlp"])
+def test_a_level_can_answer_with_its_last_exit(model: str) -> None:
+    x = torch.randn(4, 1, 8, 8)
+    for mean in (True, False):
+        federation = tiny_federation("method=depthfl", f"model.name={model}", f"depthfl.mean={str(mean).lower()}")
+        module = module_of(federation, 1)
+        module.eval().training = True
+        with torch.no_grad():
+            exits, answer = module(x), module.eval()(x)
+        assert torch.allclose(answer, torch.stack(exits).mean(0) if mean else exits[-1], atol=1e-5)
+
+
 def test_what_the_layout_tells() -> None:
     """The stream after a block of a ViT, of an LSTM (whose gates are four copies of it) and of a ResNet's stage."""
     vit = make_model("tiny-vit", ModelOptions(shape=(1, 8, 8), patch=2)).layout
@@ -156,6 +187,17 @@ def test_an_exit_can_be_used(model: str, tmp_path: Path) -> None:
         incofl.load_model(tmp_path / "run", level=0, exit=1)
 
 
+@pytest.mark.parametrize("model", ["tiny-resnet", "tiny-mlp"])
+def test_an_exit_of_scalefl_can_be_used(model: str, tmp_path: Path) -> None:
+    incofl.run(tiny_config("method=scalefl", f"model.name={model}", "rounds=1"), tmp_path / "run", progress=False)
+    whole, x = incofl.load_model(tmp_path / "run"), torch.randn(4, 1, 8, 8)
+    ends = [incofl.load_model(tmp_path / "run", exit=number)(x) for number in range(3)]
+    assert torch.equal(whole(x), ends[2])
+    whole.training = True  # its layers compute as in evaluation
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(whole(x), ends, strict=True))
+    assert not torch.allclose(ends[0], ends[1], atol=1e-3)
+
+
 def test_a_model_without_exits_has_none(tmp_path: Path) -> None:
     incofl.run(tiny_config("rounds=1"), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"exit: got 0, expected none: the model has no early exits"):
@@ -172,6 +214,17 @@ def test_feddyn_is_optional() -> None:
     assert not same(plain.shared, regularised.shared)
     h, alpha = regularised.extra["h"]["conv1.weight"], 0.1
     assert torch.allclose(plain.shared["conv1.weight"] - h / alpha, regularised.shared["conv1.weight"], atol=2e-2)
+
+
+def test_with_one_exit_it_is_feddyn() -> None:
+    """The same terms, memories and h: bit for bit, with clients that come back."""
+    settings = ["split.levels=1", "data.clients=4"]
+    ours, theirs = (
+        run_rounds(tiny_federation(*words, *settings), 3)[-1]
+        for words in (["method=depthfl", "depthfl.alpha=0.3"], ["method=heterodyn", "feddyn.alpha=0.3"])
+    )
+    assert same(ours.state(0), theirs.state(0))
+    assert same(dict(ours.extra["h"]), dict(theirs.extra["h"]))
 
 
 def test_refused_without_blocks() -> None:

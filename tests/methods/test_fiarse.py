@@ -74,6 +74,13 @@ def test_the_threshold_is_that_of_the_model_or_of_each_layer() -> None:
     assert [held["layer"][name].flatten().tolist() for name in state] == [[0, 0, 3, 4], [0, 0, 7, 8]]
 
 
+def test_theta_is_the_smallest_magnitude_of_the_model_or_of_each_layer() -> None:
+    received = {"a": torch.tensor([[0.0, -2.0, 5.0]]), "b": torch.tensor([[3.0, 0.0, -4.0]])}
+    for threshold, expected in (("model", [2, 2]), ("layer", [2, 3])):
+        found = FiarseClient(Fiarse(threshold=threshold))._thresholds(received, received.keys())  # type: ignore[arg-type]
+        assert [float(found[name]) for name in received] == expected
+
+
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("threshold", ["model", "layer"])
 def test_a_step_is_the_slope_of_the_masked_weights(threshold: str) -> None:

@@ -15,7 +15,7 @@ from incofl.engine.store import ClientStore
 from incofl.evaluate import evaluate
 from incofl.methods.heterofl import HeteroFL, HeteroFLServer
 from incofl.methods.moon import Moon, contrast, with_features
-from incofl.methods.scalefl import divergence, weighted_loss
+from incofl.methods.scalefl import ScaleFL, divergence, weighted_loss
 from incofl.server import Server
 from incofl.split import submodel
 from incofl.task import CLASSIFICATION, Score
@@ -304,6 +304,14 @@ class TestScaleFL:
         teacher, student = torch.tensor([[math.log(3.0), 0.0]]), torch.zeros(1, 2)
         expected = (0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2
         assert float(divergence(teacher, student, 1.0)) == pytest.approx(expected, rel=1e-6)
+
+    def test_earlier_exits_learn_from_the_last(self) -> None:
+        """Exit (1/2, 1/2), last (3/4, 1/4), t = 1: (CE_1 + gamma / 2 (3/4 log 3/2 + 1/4 log 1/2) + 2 CE_2) / 3."""
+        first, last, y = torch.zeros(1, 2), torch.tensor([[math.log(3), 0.0]]), torch.tensor([0])
+        taught = (0.75 * math.log(1.5) - 0.25 * math.log(2)) / 2
+        expected = (math.log(2) + 4 * taught + 2 * math.log(4 / 3)) / 3
+        assert float(weighted_loss([first, last], y, 4.0, 1.0)) == pytest.approx(expected, rel=1e-6)
+        assert ScaleFL().for_run(40, 5).distil_after == 10
 
     def test_divergence_grows_with_the_square_of_the_temperature(self) -> None:
         """t = 3, logits three times as large: the same q and p, and so 9 times the value."""

@@ -1,6 +1,8 @@
 """Nested models: FjORD's widths inside a client's model, NeFL's steps of residual branches."""
 
+import copy
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -11,9 +13,10 @@ from incofl.costs import costs
 from incofl.engine.federation import Federation, Job
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError
+from incofl.layout import Layout
 from incofl.methods.fjord import PATHS, FjORD, Path, path_in, soft_loss
-from incofl.methods.nefl import STEP
-from incofl.split import submodel
+from incofl.methods.nefl import STEP, NeFL
+from incofl.split import cut, submodel
 from tests.federations import run_rounds, tiny_config, tiny_federation
 from tests.methods.test_identities import plain_fedavg, same
 
@@ -99,6 +102,52 @@ def test_every_width_is_drawn_alike() -> None:
     assert all(abs(count - 200) < 3 * (600 * 2 / 9) ** 0.5 for count in counts)
 
 
+def test_a_client_has_a_path_for_every_smaller_level() -> None:
+    federation = tiny_federation("method=fjord")
+    for level in range(3):
+        module = wide(federation, level)
+        FjORD().nest(module, federation.model.layout, federation.splitter, level)
+        shapes = [path.part.shapes["fc.weight"] for path in vars(module)[PATHS]]
+        assert shapes == [federation.slice(inner, 0).shapes["fc.weight"] for inner in range(level)]
+
+
+def test_a_path_uses_the_statistics_of_a_frozen_norm() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2)).requires_grad_(False)
+    layout = Layout.of(model, {}, [], {})
+    x = torch.randn(5, 2) + 3
+    found = Path(copy.deepcopy(model), cut(layout, []))(model.train(), x)
+    assert torch.equal(found, model.eval()(x))
+
+
+@pytest.mark.parametrize("distil", [True, False])
+def test_the_loss_of_fjord_by_hand(distil: bool) -> None:
+    """Whole model (3/4, 1/4), narrow path (1/4, 3/4), class 0: log 4/3 and log 4, or log 4 - log 3 / 4 if taught."""
+    log3, y = math.log(3), torch.tensor([0])
+
+    class Narrow(Path):
+        def __call__(self, model: nn.Module, x: object) -> torch.Tensor:
+            return torch.tensor([[0.0, log3]])
+
+    class Whole(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([[log3, 0.0]])
+
+    model = Whole()
+    vars(model)[PATHS] = [Narrow(model, tiny_federation().slice(0, 0))]
+    local, whole = Local(model, ClientInput({}), LocalSettings()), math.log(4 / 3)
+    torch.manual_seed(0)
+    found = {round(float(FjORD(distil=distil).loss(local, torch.zeros(1), y)), 4) for _ in range(40)}
+    narrow = whole + math.log(4) - log3 / 4 if distil else math.log(4)
+    assert found == {round(whole, 4), round(narrow, 4)}
+
+
+def test_clients_of_fjord_weigh_by_examples() -> None:
+    ours, theirs = (run_rounds(tiny_federation("method=fjord", *more), 1)[-1] for more in ([], [SAMPLES]))
+    uniform = run_rounds(tiny_federation("method=fjord", "aggregate.weighting=uniform"), 1)[-1]
+    assert same(ours.shared, theirs.shared)
+    assert not same(ours.shared, uniform.shared)
+
+
 def test_fjord_counts_what_it_computes() -> None:
     """With distillation the whole model and on average a third of each narrower one; without, a third of each."""
     config = ["split.kind=hetero", "split.levels=3", SAMPLES]
@@ -138,6 +187,41 @@ def test_levels_share_all_but_steps_and_norms() -> None:
     assert len(set(values)) == 3
     assert all(torch.equal(server.shared[name], first[name]) for name in steps)
     assert not torch.equal(server.shared["conv1.weight"], first["conv1.weight"])
+
+
+@pytest.mark.parametrize("settings", [["model.name=tiny-vit", "model.patch=2"], ["nefl.norms=false"]], ids=" ".join)
+def test_steps_belong_to_a_level_whatever_the_norms(settings: list[str]) -> None:
+    """A ViT has no batch norm; where levels share it, they keep nothing but its statistics, which are per level."""
+    federation = tiny_federation("method=nefl", "data.clients=6", *settings)
+    server, layout = run_rounds(federation, 2, cohort=6)[-1], federation.model.layout
+    steps = {name for name in layout.parameters if name.endswith(STEP)}
+    for level in range(3):
+        assert server.private[level].keys() == (steps | layout.buffers) & federation.slice(level, 0).index.keys()
+    values = [float(server.state(level)[min(steps)]) for level in range(3)]
+    assert len(set(values)) == 3
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_attention_of_torch_has_its_step_as_a_whole(training: bool) -> None:
+    """It does not call its last layer, and returns a tuple: with s = 3, three times what it says."""
+
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.as_tensor(self.attention(x, x, x)[0])
+
+    model, x = nn.Sequential(Attending()).train(training), torch.randn(2, 3, 4)
+    closing = [f"0.attention.out_proj.{key}" for key in ("weight", "bias")]
+    added = model(x) - x
+    layout = NeFL().extend(model, Layout.of(model, {}, [["0"]], {}, closing=closing))
+    assert torch.equal(model(x) - x, added)
+    name = f"0.attention.{STEP}"
+    assert name in layout.parameters
+    model.get_parameter(name).data.fill_(3.0)
+    assert torch.allclose(model(x) - x, 3 * added, atol=1e-5)
 
 
 @pytest.mark.usefixtures("double")

@@ -11,7 +11,7 @@ import incofl
 from incofl.client import ClientInput, Local, LocalSettings
 from incofl.errors import ConfigError
 from incofl.methods.reefl import ReeFL, taught
-from incofl.models.vit import VisionTransformer
+from incofl.models.vit import SharedExit, VisionTransformer
 from tests.federations import run_rounds, tiny_config, tiny_federation
 from tests.methods.test_depthfl import module_of
 from tests.methods.test_identities import same
@@ -28,6 +28,29 @@ def test_distillation_by_hand() -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     assert a.grad is None
     assert b.grad is not None
+
+
+def test_the_teacher_comes_first_in_the_divergence() -> None:
+    """Teacher (3/4, 1/4), student (1/2, 1/2): 3/4 log 3/2 + 1/4 log 1/2; the other way round log 2 - log 3 / 2."""
+    teacher, student = torch.tensor([[math.log(3), 0.0]]), torch.zeros(1, 2)
+    assert float(taught([teacher, student], 0)) == pytest.approx(0.75 * math.log(1.5) - 0.25 * math.log(2), abs=1e-6)
+    assert float(taught([teacher, student], 1)) == pytest.approx(math.log(2) - math.log(3) / 2, abs=1e-6)
+
+
+def test_the_weight_of_the_distillation_rises() -> None:
+    """With lambda exp(-5 / 4) in the middle of the rise, times the factor; the rise is three tenths of the rounds."""
+    teacher, student, y = torch.tensor([[math.log(3), 0.0]]), torch.zeros(1, 2), torch.tensor([0])
+
+    class Fixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [student, teacher]
+
+    local = Local(Fixed(), ClientInput({}, round=5), LocalSettings())
+    losses, divergence = math.log(2) + math.log(4 / 3), float(taught([student, teacher], 1))
+    for factor in (1.0, 0.3, 0.0):
+        found = float(ReeFL(rise=10, distil=factor).loss(local, torch.zeros(1), y))
+        assert found == pytest.approx(losses + factor * math.exp(-5 / 4) * divergence, abs=1e-6)
+    assert [ReeFL().for_run(rounds, 5).rise for rounds in (1000, 1)] == [300, 1]
 
 
 def test_the_best_exit_teaches() -> None:
@@ -90,6 +113,20 @@ def test_an_exit_sees_the_earlier_ones() -> None:
         place.add_(torch.randn(place.shape, generator=torch.Generator().manual_seed(0)))
     after = module(x)
     assert not torch.allclose(before[2], after[2], atol=1e-6)
+
+
+def test_the_shared_classifier_reads_its_own_token() -> None:
+    """ReeFL's sizes: 8 heads of 2 channels, 1.35 times the stream. Where the layer adds nothing, inputs count not."""
+    shared = SharedExit(20, 3)
+    shapes = [tuple(shared.get_parameter(f"block.{key}.weight").shape) for key in ("attn.qkv", "attn.proj", "mlp.fc1")]
+    assert shapes == [(48, 20), (20, 16), (27, 20)]
+    assert shared.block.attn.head_dim == 2
+    x = torch.randn(2, 4, 20)
+    assert not torch.equal(shared(x)[0], shared(x)[1])
+    for key in ("attn.proj", "mlp.fc2"):
+        nn.init.zeros_(shared.get_parameter(f"block.{key}.weight"))
+    expected = shared.head(shared.norm(shared.token[:, 0]))
+    assert torch.allclose(shared(x), expected.expand(2, -1), atol=1e-6)
 
 
 def test_one_exit_is_cross_entropy() -> None:

@@ -92,6 +92,33 @@ def test_h_is_the_mean_of_the_clients(weighting: str) -> None:
         assert torch.allclose(server.extra["h"][name], total / server.holders(name), atol=1e-12), name
 
 
+@pytest.mark.usefixtures("double")
+def test_h_of_a_size_is_the_mean_of_its_own_clients() -> None:
+    federation = tiny_federation("method=feddyn", "aggregate.precision=float64", "data.partition=iid")
+    store = ClientStore(federation)
+    server = run_rounds(federation, 3, store=store)[-1]
+    for level in range(3):
+        total, clients = torch.zeros(federation.model.layout.shapes["conv1.weight"]), federation.levels.counts[level]
+        for client, (held, round) in store.manifest.items():
+            total += store.get(client, federation.slice(held, round))["conv1.weight"] if held == level else 0
+        assert torch.allclose(server.extra[f"h-{level}"]["conv1.weight"], total / clients, atol=1e-12)
+        assert bool(total.any())
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("population", "h", "w"), [("holders", -0.1, 0.4), ("all", -0.025, 0.25)])
+def test_a_population_of_all_shrinks_h(population: str, h: float, w: float) -> None:
+    """One client of four holds w and moves it by 0.2: h = -0.5 * 0.2, or a quarter of that; w = 0.2 - h / 0.5."""
+    problem = feddyn([Client(1.0, 2.0, 1)], 0.1)
+    options = FedDyn(alpha=ALPHA, population=population)  # type: ignore[arg-type]
+    problem.rule_of_server = FedDynServer(precision="float64", options=options)
+    piece, count = problem.server.population[0]
+    others = replace(piece, index={}, shapes={}), 3
+    problem.server = replace(problem.server, population={0: (piece, count), 1: others})
+    assert problem.round() == pytest.approx(w, abs=1e-12)
+    assert float(problem.server.extra["h"]["w"]) == pytest.approx(h, abs=1e-12)
+
+
 def test_inco_mixes_the_mean_and_not_h() -> None:
     """The corrections are the same with InCo and without: h does not see what the server does to the mean."""
     with_inco, without = (run_rounds(tiny_federation(f"method={name}"), 1)[-1] for name in ("incodyn", "heterodyn"))

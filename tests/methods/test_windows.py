@@ -1,6 +1,9 @@
 """Windows that are drawn: random width and FedEcover."""
 
+import copy
+import itertools
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,17 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import incofl
 from incofl.config import make_config
-from incofl.engine.build import build_method
+from incofl.engine.build import build, build_method
+from incofl.engine.worker import Worker
 from incofl.errors import ConfigError
 from incofl.layout import Axis, Layout
 from incofl.methods import METHODS
 from incofl.methods.fedecover import PooledWindows, drawn_units
-from incofl.methods.fedrand import FedRand, RandomWindows
+from incofl.methods.fedrand import FedRand, RandomWindows, share_of_inputs
 from incofl.methods.server_optimizers import ServerSchedule
 from incofl.models import ModelOptions, make_model
 from incofl.split import Splitter, submodel
-from tests.federations import run_rounds, tiny_federation
+from tests.federations import run_rounds, tiny_config, tiny_federation
 from tests.methods.test_identities import plain_fedavg, same
 
 MODELS = {
@@ -86,6 +91,16 @@ def test_draws_follow_from_seed_round_and_client() -> None:
     assert all(held(0, 1, 2) != other for other in others)
 
 
+def test_draws_from_a_pool_follow_from_seed_round_and_client() -> None:
+    """Channels that were trained equally often are drawn in a random order."""
+
+    def drawn(seed: int, round: int, client: int) -> tuple[int, ...]:
+        return windows(PooledWindows, 0.5, seed=seed).draw(RESNET, {}, 0, round, client)[0]
+
+    assert drawn(0, 1, 2) == drawn(0, 1, 2)
+    assert len({drawn(0, 1, 2), drawn(1, 1, 2), drawn(0, 2, 2), drawn(0, 1, 3)}) == 4
+
+
 def test_a_level_is_evaluated_on_its_first_channels() -> None:
     prefix = Splitter((0.5,), (RESNET.depth,)).slice(RESNET, 0)
     for kind in (RandomWindows, PooledWindows):
@@ -117,19 +132,34 @@ def test_a_pool_covers_every_channel_once_before_any_twice(widths: list[int], se
         assert {at for at, count in enumerate(counts[axis.name].tolist()) if count == lowest} == left
 
 
-def test_pools_are_the_servers_and_count_what_arrived() -> None:
-    """After three rounds each channel was trained as often as the slices of the jobs say; what is lost is not."""
-    federation = tiny_federation("method=fedecover")
-    servers = run_rounds(federation, 3)
+@pytest.mark.parametrize("model", ["tiny-resnet", "tiny-vit"])
+def test_pools_are_the_servers_and_count_what_arrived(model: str) -> None:
+    """After three rounds each channel or head was trained as often as it was drawn; what is lost is not counted."""
+    patch = ["model.patch=2"] if "vit" in model else []
+    federation = tiny_federation("method=fedecover", f"model.name={model}", *patch)
+    servers, splitter, layout = run_rounds(federation, 3), federation.splitter, federation.model.layout
+    assert isinstance(splitter, PooledWindows)
     expected: dict[str, Tensor] = {}
     for server in servers[:-1]:
         for job in federation.schedule(server.round, 4, server=server):
-            for axis, units in drawn_units(federation.model.layout, federation.slice_of(job)).items():
+            left = iter(job.drawn)
+            for axis in splitter.axes(layout, job.level) if job.drawn else ():
+                units = list(itertools.islice(left, splitter.width(axis.size, job.level)))
                 expected.setdefault(axis.name, torch.zeros(axis.size, dtype=torch.int64))[units] += 1
     assert same(dict(servers[-1].extra["drawn"]), expected)
     assert all(int(counts.max() - counts.min()) <= 1 for counts in expected.values())
     lost = tiny_federation("method=fedecover", "local.lr=3e38", "local.optimizer=sgd", "local.epochs=3")
     assert run_rounds(lost, 1)[-1].extra == {}
+
+
+def test_a_level_draws_of_the_blocks_that_it_holds() -> None:
+    """One block of each stage at half of the width: what is counted on arrival is what was drawn."""
+    splitter = PooledWindows((0.5,), ((1, 1),), "random")
+    drawn, counts = splitter.draw(RESNET, {}, 0, 0, 0)
+    arrived = drawn_units(RESNET, splitter.slice(RESNET, 0, 0, 0, drawn))
+    assert {axis.name for axis in arrived} == counts.keys() == {axis.name for axis in splitter.axes(RESNET, 0)}
+    assert all(torch.equal(counts[axis.name].nonzero().flatten(), units) for axis, units in arrived.items())
+    assert not any(name.startswith(("layer1.1", "layer2.1")) for name in counts)
 
 
 def test_clients_of_a_round_share_the_pool() -> None:
@@ -167,6 +197,38 @@ def test_a_layer_divides_its_inputs_while_it_is_trained() -> None:
     assert not any(layer._forward_pre_hooks for layer in whole.modules())
 
 
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("kind", "inputs"), [(nn.Linear, 1), (nn.Conv1d, 1), (nn.Conv2d, 1), (nn.ConvTranspose2d, 0)])
+def test_every_kind_of_layer_divides_by_the_share_of_its_inputs(kind: type[nn.Linear], inputs: int) -> None:
+    """Two of eight inputs, three of four outputs: 4 W x + b."""
+    size = () if kind is nn.Linear else (1,)
+    whole, layer = kind(8, 4, *size), kind(2, 3, *size)
+    plain, sizes = copy.deepcopy(layer), tuple(whole.weight.shape)
+    assert sizes[inputs] == 8
+    assert share_of_inputs(layer, sizes) == 1 / 4
+    model = nn.Sequential(layer)
+    layout = Layout.of(nn.Sequential(whole), {}, [], {})
+    FedRand().prepare(model, layout)
+    x = torch.randn(5, 2, *[3] * (whole.weight.dim() - 2))
+    bias = layer.bias.view(-1, *[1] * (whole.weight.dim() - 2))
+    assert torch.allclose(model(x), 4 * (plain(x) - bias) + bias)
+    assert torch.equal(model.eval()(x), plain(x))
+
+
+@pytest.mark.parametrize("scale", ["training", "always"])
+def test_a_loaded_model_computes_what_was_evaluated(scale: str, tmp_path: Path) -> None:
+    """A small level that is always scaled is so outside of its run, too."""
+    config = tiny_config("method=fedrand", f"fedrand.scale={scale}", "rounds=2")
+    result = incofl.run(config, tmp_path / "run", progress=False)
+    federation, x = build(config), torch.randn(4, 1, 8, 8)
+    model = incofl.load_model(tmp_path / "run", level=0)
+    worker = Worker(federation).module(0, 2).eval()
+    worker.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), worker(x))
+    assert torch.equal(model(x), result.model(0)(x))
+    assert any(layer._forward_pre_hooks for layer in model.modules()) == (scale == "always")
+
+
 def test_the_servers_step_falls_until_round_200() -> None:
     (schedule,) = (t for t in METHODS["fedecover"].transforms if isinstance(t, ServerSchedule))
     assert [schedule.factor(round) for round in (0, 9, 10, 20)] == [1, 1, 0.9, pytest.approx(0.81)]
@@ -188,6 +250,7 @@ def test_shares_can_be_rounded_down() -> None:
     up, down = (Splitter((0.1,), ((),), round_down=d) for d in (False, True))
     assert [up.width(size, 0) for size in (64, 128, 256, 3)] == [7, 13, 26, 1]
     assert [down.width(size, 0) for size in (64, 128, 256, 3)] == [6, 12, 25, 1]
+    assert Splitter((0.29,), ((),), round_down=True).width(100, 0) == 29  # 28.999999999999996 in floating point
     federation = tiny_federation("method=heterofl", "split.levels=[0.4,1]", "split.rounding=down")
     whole, narrow = (federation.slice(level, 0).shapes["fc.weight"][1] for level in (1, 0))
     assert narrow == int(0.4 * whole) < 0.4 * whole

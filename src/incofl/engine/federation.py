@@ -245,6 +245,7 @@ class Federation:
         slice_ = self.current_slice(level, server)
         module = submodel(self.model.template, self.model.layout, slice_)
         module.load_state_dict(slice_.take(server.state(level)))
+        self.method.client.deliver(module, self.model.layout)
         return (module if exit is None else end_at(module, self.model.layout, slice_, exit)).eval()
 
     @cached_property

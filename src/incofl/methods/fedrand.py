@@ -7,7 +7,8 @@ share c is there computes with
 
     W (x / c) + b        while it is trained
 
-so that what it adds up is on average as large as in the whole model. The server takes the covered mean.
+so that what it adds up is on average as large as in the whole model; linear layers and convolutions do, an LSTM, whose
+state is among its inputs, does not. The server takes the covered mean.
 
 Differences: the original has fully connected and convolutional layers without shortcuts; public codes draw for each
 convolution by itself, which sets the two sides of a shortcut at odds. A level is evaluated on its first channels, and
@@ -43,6 +44,10 @@ class FedRand(ClientRule):
             if (share := share_of_inputs(layer, layout.shapes.get(f"{name}.weight"))) < 1:
                 hook = functools.partial(scale, model, share) if self.scale == "training" else always(share)
                 layer.register_forward_pre_hook(hook)
+
+    def deliver(self, model: nn.Module, layout: Layout) -> None:
+        if self.scale == "always":
+            self.prepare(model, layout)
 
 
 def share_of_inputs(layer: nn.Module, full: tuple[int, ...] | None) -> float:
