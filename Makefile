@@ -45,9 +45,9 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Without warnings, or not at all.
+# Without warnings, or not at all (with --quiet mkdocs would not count them).
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
 # Built, installed with its dependencies into an environment of its own, and used there, away from the repository.
