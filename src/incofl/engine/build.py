@@ -210,6 +210,15 @@ def outline(config: Config) -> Federation:
     )
 
 
+def clients_of_fleet(devices: Sequence[DeviceClass], overrides: Sequence[str], where: str) -> list[str]:
+    """The overrides with the clients that a fleet has; those that say something else are refused."""
+    size = sum(device.count for device in devices)
+    for key, _, value in (override.partition("=") for override in overrides):
+        if key.strip() == "split.counts" or (key.strip() == "data.clients" and value.strip() != str(size)):
+            raise ConfigError(f"--set {key}={value}: {where} has {size} clients; leave it out, or change the file")
+    return [*overrides, f"data.clients={size}", "split.counts=none"]
+
+
 def plan_fleet(
     config: str | None, overrides: Sequence[str], devices: Path | None, ignore_limits: bool
 ) -> tuple[Config, Federation, list[tuple[DeviceClass, int | None]]]:
@@ -221,11 +230,7 @@ def plan_fleet(
         resolved = load_config(config, overrides)
         return resolved, outline(resolved), []
     fleet = load_devices(devices)
-    size = sum(device.count for device in fleet)
-    for key, _, value in (override.partition("=") for override in overrides):
-        if key.strip() == "split.counts" or (key.strip() == "data.clients" and value.strip() != str(size)):
-            raise ConfigError(f"--set {key}={value}: {devices} has {size} clients; leave it out, or change the file")
-    overrides = [*overrides, f"data.clients={size}", "split.counts=none"]
+    overrides = clients_of_fleet(fleet, overrides, str(devices))
     federation = outline(load_config(config, overrides))
     levels, counts, trained = federation.costs, [0] * len(federation.costs), []
     for device, fitting in zip(fleet, assign(fleet, levels), strict=True):
