@@ -105,6 +105,7 @@ BAD = {
     "cohort=inf": "cohort: got inf, expected a whole number >= 1 or a number > 0 and < 1",
     "cohort=1.0": "cohort: got 1.0, expected a whole number >= 1 or a number > 0 and < 1",
     "alpha=1": "config: unknown key 'alpha'; did you mean 'data.alpha'?",
+    "record.trackers=wandb": "record.trackers: got 'wandb', expected a list of tensorboard, wandb, mlflow, such as [",
     "lcoal.epoch=1": "config: unknown key 'lcoal.epoch'; did you mean 'local.epochs'?",
     "lcoal.xyz=1": "config: unknown key 'lcoal'; did you mean 'local'?",
     "epoch=1": "config: unknown key 'epoch'; did you mean 'local.epochs'?",

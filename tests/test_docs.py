@@ -186,18 +186,15 @@ def test_the_commands_of_the_tutorial(incofl: Shell, tmp_path: Path, monkeypatch
     pytest.importorskip("onnxscript")
     page = (ROOT / "docs" / "tutorial.md").read_text()
     commands = re.findall(r"^(incofl .*)$", page, re.MULTILINE)
-    assert len(commands) == 6
+    assert len(commands) == 7
     (tmp_path / "examples").mkdir()
-    shutil.copy(ROOT / "examples" / "devices.toml", tmp_path / "examples")
+    shutil.copy(ROOT / "examples" / "fleet.toml", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
-    small = [
-        "--rounds",
-        "2",
-        *(word for key in ("model.name=tiny-resnet", "data.limit=300") for word in ("--set", key)),
-    ]
+    fewer = ["--rounds", "2", "--set", "data.limit=300"]
+    added = {"run": [*fewer, "--set", "model.name=tiny-resnet"], "compare": fewer}
     for command in commands:
         words = command.split()[1:]
-        code, out, err = incofl(*words, *(small if words[0] in ("run", "compare") else []))
+        code, out, err = incofl(*words, *added.get(words[0], []))
         assert (code, err, bool(out)) == (0, "", True), command
     assert {path.name for path in Path("phone").iterdir()} == {"README.md", "level-0.onnx", "level-0.safetensors"}
     assert Path("report.html").exists()

@@ -17,7 +17,7 @@ from incofl.costs import DeviceClass, assign, load_devices
 from incofl.data import Data
 from incofl.data.partition import VirtualPartition, make_partition, natural_partition
 from incofl.engine.federation import ClientLevels, Federation
-from incofl.errors import ConfigError, RunError
+from incofl.errors import ConfigError, DataError, RunError
 from incofl.layout import Layout
 from incofl.method import Method
 from incofl.models import Model, ModelOptions, make_model
@@ -272,6 +272,9 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
         name = federation.method.name
         raise ConfigError(f"method: {name} needs clients of the largest level, and no client can hold it")
     data = build_data(config)
+    if federation.task.classes and data.train.y.dim() == 1 and data.train.y.is_floating_point():
+        hint = "y.long(), or for numbers task='regression' (task.name)"
+        raise DataError(f"train: got targets of {data.train.y.dtype}, expected whole numbers, the classes: {hint}")
     last = int(torch.cat([torch.tensor([-1]), *(partition or [])]).max())
     if last >= len(data.train):
         raise RunError(f"partition.json: names example {last}, expected less than {len(data.train)}; delete the folder")
