@@ -45,9 +45,9 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Without warnings, or not at all.
+# Without warnings, or not at all (with --quiet mkdocs would not count them).
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
 # Built, installed with its dependencies into an environment of its own, and used there, away from the repository.
@@ -57,7 +57,7 @@ wheel: $(READY)
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel build/wheel/source
 	$(PYTHON) -m venv build/wheel/env
 	build/wheel/env/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/incofl-*.whl
-	cd build/wheel && env -u PYTHONPATH env/bin/python -m incofl run demo --rounds 1 --out run
+	cd build/wheel && env -u PYTHONPATH env/bin/python -m incofl run fleet --rounds 1 --out run
 	cd build/wheel && env -u PYTHONPATH env/bin/incofl export run --level 0 --out export
 
 # Nearly an hour; make bench ROOT=DIR takes CIFAR-10 from DIR, and otherwise noise of its shape.

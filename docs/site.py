@@ -16,7 +16,7 @@ import incofl
 from incofl.cli import app
 
 ROOT = Path(__file__).parents[1]
-COPIED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+COPIED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md", "security.md": "SECURITY.md"}
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -28,7 +28,8 @@ from tests.shell import Shell
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+ABOVE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+PAGES = [*(ROOT / name for name in ABOVE), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def fenced(text: str) -> Iterator[tuple[int, str, str]]:
@@ -185,18 +186,15 @@ def test_the_commands_of_the_tutorial(incofl: Shell, tmp_path: Path, monkeypatch
     pytest.importorskip("onnxscript")
     page = (ROOT / "docs" / "tutorial.md").read_text()
     commands = re.findall(r"^(incofl .*)$", page, re.MULTILINE)
-    assert len(commands) == 6
+    assert len(commands) == 7
     (tmp_path / "examples").mkdir()
-    shutil.copy(ROOT / "examples" / "devices.toml", tmp_path / "examples")
+    shutil.copy(ROOT / "examples" / "fleet.toml", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
-    small = [
-        "--rounds",
-        "2",
-        *(word for key in ("model.name=tiny-resnet", "data.limit=300") for word in ("--set", key)),
-    ]
+    fewer = ["--rounds", "2", "--set", "data.limit=300"]
+    added = {"run": [*fewer, "--set", "model.name=tiny-resnet"], "compare": fewer}
     for command in commands:
         words = command.split()[1:]
-        code, out, err = incofl(*words, *(small if words[0] in ("run", "compare") else []))
+        code, out, err = incofl(*words, *added.get(words[0], []))
         assert (code, err, bool(out)) == (0, "", True), command
     assert {path.name for path in Path("phone").iterdir()} == {"README.md", "level-0.onnx", "level-0.safetensors"}
     assert Path("report.html").exists()
@@ -205,7 +203,7 @@ def test_the_commands_of_the_tutorial(incofl: Shell, tmp_path: Path, monkeypatch
 @pytest.mark.slow
 def test_the_site_is_built_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("material")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

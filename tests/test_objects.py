@@ -62,6 +62,15 @@ def test_own_tensors_model_and_method(tmp_path: Path) -> None:
     assert 'rule = "theorem"' in config
 
 
+def test_classes_that_are_no_whole_numbers_are_refused() -> None:
+    x, y = points()
+    config = make_config(small(), model=Net, data=Data((x, y.float()), classes=3))
+    with pytest.raises(
+        DataError, match=r"train: got targets of torch.float32, expected whole numbers, the classes: y.l"
+    ):
+        build(config)
+
+
 def test_an_object_replaces_what_the_config_says() -> None:
     """But for options that the config sets: these are put into the parts that have them."""
     method = METHODS["heteroavg"].then(InCo(rule="theorem", eps=1e-5))

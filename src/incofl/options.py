@@ -99,4 +99,7 @@ def expected(hint: Any) -> str:
         return " or ".join(map(repr, arguments))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(expected, arguments))
-    return "a list" if origin is tuple else _WORDS.get(hint, str(hint))
+    if origin is tuple:
+        words = typing.get_args(arguments[0]) if typing.get_origin(arguments[0]) is Literal else ()
+        return f"a list of {', '.join(words)}, such as [{words[0]!r}]" if words else "a list"
+    return _WORDS.get(hint, str(hint))

@@ -336,6 +336,7 @@ def test_help(incofl: Shell) -> None:
         (["run", "--set", "data.alpa=1"], "unknown key 'data.alpa'; did you mean 'data.alpha'?"),
         (["run", "--set", "data.name=cifar"], "data.name: got 'cifar'; did you mean 'cifar10'?"),
         (["run", "--set", "rounds=many"], "rounds: got 'many', expected a whole number >= 1"),
+        (["run", "--rounds", "many"], "Invalid value for '--rounds': 'many' is not a whole number."),
         (["run", "--set", "data.alpha=0"], "data.alpha: got 0, expected a number > 0"),
         (["run", "--set", "data.clients=2000"], "data.clients: got 2000, expected at most 1442"),
         (["run", "--set", "cohort=21"], "cohort: got 21, expected at most data.clients = 20"),

@@ -47,6 +47,7 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path, incofl: Shell) -> No
     assert (code, err) == (0, "")
     assert "run: incoavg on digits, tiny-mlp, seed 0" in out
     assert "round 4 of 4: done" in out
+    assert "level" in [line.split()[0] for line in out.splitlines() if line]  # a line of its own, after the bar
     assert [line.split()[:2] for line in out.splitlines() if line[:1].isdigit()][:3] == [
         [str(level), f"{value:.3f}"] for level, value in enumerate(run.rows[-1]["accuracy_by_level"])
     ]

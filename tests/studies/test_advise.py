@@ -124,6 +124,11 @@ def test_data_that_cannot_be_read_are_assumed(tmp_path: Path) -> None:
     assert (found.examples, found.measured) == (ASSUMED_EXAMPLES, False)
 
 
+def test_another_number_of_clients_than_the_devices_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--set data.clients=7: the fleet has 6 clients; leave it out, or change"):
+        advise(devices=[DeviceClass("workstation", 6)], overrides=[*BASE, "data.clients=7"])
+
+
 def test_a_fleet_that_can_hold_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="devices: no level fits any class; watch: the smallest level needs memory"):
         advise(devices=[DeviceClass("watch", 5, memory=10)], overrides=BASE)

@@ -64,6 +64,7 @@ def main() -> None:
         code, message = 2, problem.format_message() if isinstance(problem, ClickException) else str(problem)
         if isinstance(problem, OSError):  # an unreadable file, a full disk
             message = f"{problem.filename or 'input or output'}: {problem.strerror or problem}"
+        message = message.replace("a valid integer range", "a whole number")  # click's word
         typer.echo(f"incofl: {' '.join(message.split())}", err=True)  # libraries write several lines
     except MemoryError as problem:
         code = 2

@@ -53,6 +53,7 @@ def view(now: dict[str, Any], ascii_only: bool = False) -> Any:
     """What the terminal shows of a run."""
     from rich import box
     from rich.console import Group
+    from rich.padding import Padding
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -76,7 +77,7 @@ def view(now: dict[str, Any], ascii_only: bool = False) -> Any:
     lines = [
         f"{now['name']}: {now['method']} on {now['data']}, {now['model']}, seed {now['seed']}",
         f"round {now['done']} of {now['rounds']}: {status}",
-        ProgressBar(now["rounds"], now["done"], width=60) if not ascii_only else "",
+        Padding(ProgressBar(now["rounds"], now["done"], width=60), 0) if not ascii_only else "",  # ends its line
         table,
         f"{human(now['bytes_down'], 'B')} down, {human(now['bytes_up'], 'B')} up, {now['seconds']:.0f} s of rounds",
         *(f"rejected, {line}" for line in now["rejected"]),

@@ -131,11 +131,16 @@ def _checked(tree: dict[str, Any], objects: dict[str, Any], also: Iterable[Any])
     dotted = {f"{key}.{name}" for key, table in tree.items() if isinstance(table, dict) for name in table}
     for old in RENAMED.keys() & dotted:
         raise ConfigError(f"config: unknown key {old!r}; did you mean {RENAMED[old]!r}?")
-    for key in tree:
+    for key, table in tree.items():
         if key not in KEYS and key not in sections:
             last = {f.name: f"{name}." for name, own in reversed(sections.items()) for f in dataclasses.fields(own)}
             near = difflib.get_close_matches(key.lower(), [*KEYS, *sections, *last], n=1)
             hint = nearest(key, near or {*KEYS, *sections}, last.get(near[0], "") if near else "")
+            if near and near[0] in sections and isinstance(table, dict):  # the whole key, so that it can be copied
+                names = [field.name for field in dataclasses.fields(sections[near[0]])]
+                pairs = ((inner, found) for inner in table for found in difflib.get_close_matches(inner, names, n=1))
+                for inner, found in pairs:
+                    raise ConfigError(f"config: unknown key '{key}.{inner}'; did you mean '{near[0]}.{found}'?")
             raise ConfigError(f"config: unknown key {key!r}{hint}")
     known = {key: from_table(sections[key], value, key) if key in sections else value for key, value in tree.items()}
     own = {key: known.pop(key) for key in KEYS if key in known}

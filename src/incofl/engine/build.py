@@ -17,7 +17,7 @@ from incofl.costs import DeviceClass, assign, load_devices
 from incofl.data import Data
 from incofl.data.partition import VirtualPartition, make_partition, natural_partition
 from incofl.engine.federation import ClientLevels, Federation
-from incofl.errors import ConfigError, RunError
+from incofl.errors import ConfigError, DataError, RunError
 from incofl.layout import Layout
 from incofl.method import Method
 from incofl.models import Model, ModelOptions, make_model
@@ -210,6 +210,15 @@ def outline(config: Config) -> Federation:
     )
 
 
+def clients_of_fleet(devices: Sequence[DeviceClass], overrides: Sequence[str], where: str) -> list[str]:
+    """The overrides with the clients that a fleet has; those that say something else are refused."""
+    size = sum(device.count for device in devices)
+    for key, _, value in (override.partition("=") for override in overrides):
+        if key.strip() == "split.counts" or (key.strip() == "data.clients" and value.strip() != str(size)):
+            raise ConfigError(f"--set {key}={value}: {where} has {size} clients; leave it out, or change the file")
+    return [*overrides, f"data.clients={size}", "split.counts=none"]
+
+
 def plan_fleet(
     config: str | None, overrides: Sequence[str], devices: Path | None, ignore_limits: bool
 ) -> tuple[Config, Federation, list[tuple[DeviceClass, int | None]]]:
@@ -221,11 +230,7 @@ def plan_fleet(
         resolved = load_config(config, overrides)
         return resolved, outline(resolved), []
     fleet = load_devices(devices)
-    size = sum(device.count for device in fleet)
-    for key, _, value in (override.partition("=") for override in overrides):
-        if key.strip() == "split.counts" or (key.strip() == "data.clients" and value.strip() != str(size)):
-            raise ConfigError(f"--set {key}={value}: {devices} has {size} clients; leave it out, or change the file")
-    overrides = [*overrides, f"data.clients={size}", "split.counts=none"]
+    overrides = clients_of_fleet(fleet, overrides, str(devices))
     federation = outline(load_config(config, overrides))
     levels, counts, trained = federation.costs, [0] * len(federation.costs), []
     for device, fitting in zip(fleet, assign(fleet, levels), strict=True):
@@ -267,6 +272,9 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
         name = federation.method.name
         raise ConfigError(f"method: {name} needs clients of the largest level, and no client can hold it")
     data = build_data(config)
+    if federation.task.classes and data.train.y.dim() == 1 and data.train.y.is_floating_point():
+        hint = "y.long(), or for numbers task='regression' (task.name)"
+        raise DataError(f"train: got targets of {data.train.y.dtype}, expected whole numbers, the classes: {hint}")
     last = int(torch.cat([torch.tensor([-1]), *(partition or [])]).max())
     if last >= len(data.train):
         raise RunError(f"partition.json: names example {last}, expected less than {len(data.train)}; delete the folder")

@@ -212,7 +212,7 @@ def check(upload: Upload, server: Server) -> Norms:
     Returns:
         The norms of its parts.
     """
-    who, why = f"client {upload.client}", "the training diverged, lower local.lr"
+    who, why = f"client {upload.client}", "the training diverged, lower local.lr (or its data are not finite)"
     upload.slice.check(upload.update | upload.buffers, who)
     smallest = server.population[0][0].shapes if 0 in server.population else {}
     for part, table, shapes in (("extra", upload.extra, upload.slice.shapes), ("smallest", upload.smallest, smallest)):

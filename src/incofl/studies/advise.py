@@ -12,7 +12,7 @@ import torch
 
 from incofl.config import AnyConfig, Config, make_config
 from incofl.costs import Cost, DeviceClass
-from incofl.engine.build import build_data, outline
+from incofl.engine.build import build_data, clients_of_fleet, outline
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, DataError
 from incofl.methods import BASELINES, RECOMMENDED, SLICES
@@ -127,8 +127,7 @@ def place(
     **objects: Any,
 ) -> tuple[dict[str, Federation], list[Assigned]]:
     """The federation of each method, and the largest level of each class of devices that fits it under all of them."""
-    many = [f"data.clients={sum(device.count for device in devices)}", "split.counts=none"] if devices else []
-    given = [*overrides, *many]
+    given = clients_of_fleet(devices, overrides, "the fleet") if devices else overrides
     federations = {name: outline(make_config(config, [*given, f"method={name}"], **objects)) for name in methods}
     first = next(iter(federations.values()))
     own = [Assigned(DeviceClass(f"level {n}", count), n) for n, count in enumerate(first.levels.counts) if count]
