@@ -11,7 +11,7 @@ docs/images/fedecover.png.
 
 The setting is that of the released code where it differs from the paper's description. What was found out with the
 curve of everybody training the small model (published: 44.0 % at round 5, 49.3 % at round 10; ours: exploratory, one
-seed):
+seed; the last three by a small model that imitates the slice, in a script that is not kept):
 
 | setting | round 5 | round 10 |
 |---|---|---|
