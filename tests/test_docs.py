@@ -3,11 +3,9 @@
 import ast
 import dataclasses
 import functools
-import json
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -43,11 +41,12 @@ def python_blocks(text: str) -> list[str]:
 
 
 def runnable() -> Iterator[object]:
-    """Every ```python block of the pages but ```python no-run; ``hub`` needs that extra, ``slow`` takes longer."""
+    """Every ```python block but those of files (``no-run``); ``hub``, ``lora``: need this extra; ``slow``: slower."""
     hub = pytest.mark.skipif(find_spec("datasets") is None, reason="needs the extra hub")
+    lora = pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra lora")
     for page in PAGES:
         for line, word, code in fenced(page.read_text()):
-            marks = {"": (), "no-run": None, "hub": hub, "slow": pytest.mark.slow}[word]  # no other word has a meaning
+            marks = {"": (), "no-run": None, "hub": hub, "lora": lora, "slow": pytest.mark.slow}[word]
             if marks is not None:
                 yield pytest.param(code, id=f"{page.relative_to(ROOT)}:{line}", marks=marks)
 
@@ -150,18 +149,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return [line.split()[1:] for line in commands.splitlines()]
 
 
-@pytest.mark.slow
-def test_an_own_project_on_the_command_line(project: list[list[str]], incofl: Shell) -> None:
-    """The commands in their order: plan, run, compare with an own method and two jobs, report."""
-    for words in project:
-        if "--resume" not in words:
-            code, out, error = incofl(*words)
-            assert (code, bool(out)) == (0, True), error
-    results = json.loads(Path("runs/compared/comparison.json").read_text())["results"]
-    assert [len(result["seeds"]) for result in results] == [2, 2]
-    assert Path("report.html").exists()
-
-
 def test_an_own_project_is_resumed_on_the_command_line(project: list[list[str]], incofl: Shell) -> None:
     for words in project:
         if words[0] == "run":
@@ -178,26 +165,6 @@ def test_config_reference_is_current() -> None:
 def test_pictures_of_the_first_page_are_current() -> None:
     for name, draw in runpy.run_path(str(ROOT / "docs" / "drawings.py"))["PICTURES"].items():
         assert (ROOT / "docs" / "images" / name).read_text() == draw(), "run: python docs/drawings.py"
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_tutorial(incofl: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In their order and in one folder, on a smaller model."""
-    pytest.importorskip("onnxscript")
-    page = (ROOT / "docs" / "tutorial.md").read_text()
-    commands = re.findall(r"^(incofl .*)$", page, re.MULTILINE)
-    assert len(commands) == 7
-    (tmp_path / "examples").mkdir()
-    shutil.copy(ROOT / "examples" / "fleet.toml", tmp_path / "examples")
-    monkeypatch.chdir(tmp_path)
-    fewer = ["--rounds", "2", "--set", "data.limit=300"]
-    added = {"run": [*fewer, "--set", "model.name=tiny-resnet"], "compare": fewer}
-    for command in commands:
-        words = command.split()[1:]
-        code, out, err = incofl(*words, *added.get(words[0], []))
-        assert (code, err, bool(out)) == (0, "", True), command
-    assert {path.name for path in Path("phone").iterdir()} == {"README.md", "level-0.onnx", "level-0.safetensors"}
-    assert Path("report.html").exists()
 
 
 @pytest.mark.slow

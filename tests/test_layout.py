@@ -24,6 +24,12 @@ def test_axes_must_agree_with_shapes() -> None:
         layout(axes={"w": (None,)})
 
 
+def test_classes_are_never_narrowed() -> None:
+    with pytest.raises(LayoutError, match="'classes' of 'w' would be narrowed, expected fixed=True"):
+        layout(axes={"w": (Axis("classes", 2), None)})
+    assert layout(axes={"w": (Axis("classes", 2, fixed=True), None)}).axes["w"][0]
+
+
 def test_counterparts_must_have_one_shape() -> None:
     with pytest.raises(LayoutError, match="must be parameters of one shape"):
         layout(axes={"w": (None,), "v": (None,)}, shapes={"w": (2,), "v": (3,)}, shallow={"w": "v"})

@@ -1,6 +1,6 @@
 """Rules for adapters of unequal rank on two pretrained models, paired by seed (PROTOCOL.md).
 
-usage: python experiments/lora/study.py [--data DIR] [--out runs/lora] [--jobs 2] [--seeds 0,1,2,3,4]
+usage: python experiments/lora/study.py [--root DIR] [--out runs/lora] [--jobs 2] [--seeds 0,1,2,3,4]
            [--tasks text,image] [--tables-only]
 
 Pretrains both models where that is not done, makes the runs, and writes experiments/results/lora.csv (every evaluation
@@ -218,7 +218,7 @@ def watch(arm: Arm) -> Progress:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="data")
+    parser.add_argument("--root", default="data")
     parser.add_argument("--out", type=Path, default=Path("runs/lora"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", default="0,1,2,3,4")
@@ -228,16 +228,16 @@ def main() -> None:
     seeds, tasks = [int(seed) for seed in args.seeds.split(",")], args.tasks.split(",")
     if not args.tables_only:
         for task in tasks:
-            pretrain(task, args.data, args.out)
+            pretrain(task, args.root, args.out)
         for seed in seeds:  # so that what is finished can be compared
             for task in tasks:
-                arms = {(name, seed): config_of(task, keys, args.data, args.out, seed) for name, keys in ARMS.items()}
+                arms = {(name, seed): config_of(task, keys, args.root, args.out, seed) for name, keys in ARMS.items()}
                 left = {a: c for a, c in arms.items() if not is_finished(folder_of(args.out / task, a), c)}
                 if left:
                     run_arms(left, args.out / task, args.jobs, watch)
-                write(tasks, args.data, args.out, seeds)
+                write(tasks, args.root, args.out, seeds)
     else:
-        write(tasks, args.data, args.out, seeds)
+        write(tasks, args.root, args.out, seeds)
 
 
 if __name__ == "__main__":

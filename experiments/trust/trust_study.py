@@ -1,6 +1,6 @@
 """Robust means under attack, paired by seed (PROTOCOL.md).
 
-usage: python experiments/trust/trust_study.py [--data DIR] [--out runs/trust] [--jobs 2] [--seeds 0,1,2,3,4]
+usage: python experiments/trust/trust_study.py [--root DIR] [--out runs/trust] [--jobs 2] [--seeds 0,1,2,3,4]
            [--sets digits,fashion-mnist] [--attacks sign-flip,...] [--count] [--tables-only]
 
 Makes the runs, and writes experiments/results/trust.csv (a line for every finished run, with its commit) and trust.md
@@ -146,7 +146,7 @@ NOTE = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="data")
+    parser.add_argument("--root", default="data")
     parser.add_argument("--out", type=Path, default=Path("runs/trust"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--jobs", type=int, default=2)
@@ -168,7 +168,7 @@ def main() -> None:
     for start in range(0, len(left), BATCH):
         batch = {(" ".join(filter(None, cell[:-1])), int(cell.seed)): cell for cell in left[start : start + BATCH]}
         run_arms(
-            {arm: cell.config(given.data) for arm, cell in batch.items()}, given.out, given.jobs, lambda _: Progress()
+            {arm: cell.config(given.root) for arm, cell in batch.items()}, given.out, given.jobs, lambda _: Progress()
         )
         found |= {cell: record(folder_of(given.out, arm), cell) for arm, cell in batch.items()}
         write(path, found)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from incofl.engine.result import Result
     from incofl.engine.round import run_round
     from incofl.engine.run import Run, run
+    from incofl.errors import IncoflError
     from incofl.export.adapter import export_adapter
     from incofl.export.model import export_model
     from incofl.inco import InCo, mix
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from incofl.task import TASKS, Metric, Task
     from incofl.transform import Context
 
-__all__ = ["METHODS", "TASKS", "Axes", "Axis", "ClientRule", "Config", "Context", "Data", "InCo"]
+__all__ = ["METHODS", "TASKS", "Axes", "Axis", "ClientRule", "Config", "Context", "Data", "InCo", "IncoflError"]
 __all__ += ["Layout", "Local", "LocalSettings", "Method", "Metric", "Result", "Run", "ServerAdam"]
 __all__ += ["ServerMomentum", "ServerRule", "ServerSchedule", "ServerYogi", "Task", "Upload", "advise"]
 __all__ += ["analyze", "compare", "export_adapter", "export_model", "load_config", "load_model"]
@@ -43,6 +44,7 @@ _PLACES = {
     "inco": "InCo mix",
     "method": "Method ServerRule",
     "engine.run": "Run run",
+    "errors": "IncoflError",
     "engine.result": "Result",
     "engine.finished": "load_model",
     "methods.server_optimizers": "ServerAdam ServerMomentum ServerSchedule ServerYogi",

@@ -99,6 +99,8 @@ class Layout:
             if len(axes) != len(shape) or any(a and a.length != n for a, n in zip(axes, shape, strict=True)):
                 raise LayoutError(f"layout: {name!r} has shape {shape}, its axes say {axes}")
             for axis in filter(None, axes):
+                if axis.name == "classes" and not axis.fixed:
+                    raise LayoutError(f"layout: axis 'classes' of {name!r} would be narrowed, expected fixed=True")
                 if (known := sizes.setdefault(axis.name, axis.size)) != axis.size:
                     units = f"{axis.size} units in {name!r}, {known} elsewhere"
                     raise LayoutError(f"layout: axis {axis.name!r} has {units}")

@@ -333,6 +333,8 @@ def test_help(incofl: Shell) -> None:
     ("arguments", "message"),
     [
         (["run", "--method", "incavg"], "method: got 'incavg'; did you mean 'incoavg'?"),
+        (["run", "--method", "hetreoavg+inco"], "method: got 'hetreoavg+inco'; did you mean 'heteroavg'?"),
+        (["run", "--method", "incoavg+trimed"], "got 'incoavg+trimed'; did you mean 'incoavg+trimmed'?"),
         (["run", "--set", "data.alpa=1"], "unknown key 'data.alpa'; did you mean 'data.alpha'?"),
         (["run", "--set", "data.name=cifar"], "data.name: got 'cifar'; did you mean 'cifar10'?"),
         (["run", "--set", "rounds=many"], "rounds: got 'many', expected a whole number >= 1"),

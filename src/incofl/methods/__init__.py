@@ -141,8 +141,12 @@ METHODS = MethodTable()
 
 def _named(name: str) -> "Method":
     base, *added = _parts(name)
-    if base not in _BASES or not set(added) <= _TRANSFORMS.keys():
-        raise ConfigError(f"method: got {name!r}{nearest(name, METHODS)}")
+    if base not in _BASES:
+        names = [known for known in METHODS if "+" not in known]
+        raise ConfigError(f"method: got {name!r}{nearest(name.partition('+')[0], names)}")
+    if unknown := [word for word in added if word not in _TRANSFORMS]:
+        before = name.lower().partition(unknown[0])[0]
+        raise ConfigError(f"method: got {name!r}{nearest(unknown[0], _TRANSFORMS, before)}")
     method, alias = _load(base, *added), name.lower()
     return dataclasses.replace(method, name=alias) if alias.partition("+")[0] in _FEDOPT else method
 
