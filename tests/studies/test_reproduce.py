@@ -68,6 +68,14 @@ def test_a_run_is_named_by_what_makes_it() -> None:
     assert list(base.arms) == list(moved.arms) != list(other.arms)
 
 
+def test_a_run_whose_method_needs_an_option_has_a_name() -> None:
+    pytest.importorskip("dp_accounting")
+    base = {"method": "heteroavg+privacy", "model": {"name": "tiny-mlp", "options": {"norm": "layer"}}}
+    one, other = (run_name(make_config(base, [f"privacy.epsilon={epsilon}"])) for epsilon in (1, 2))
+    assert one.startswith("heteroavg+privacy-")
+    assert one != other
+
+
 def test_the_papers_numbers() -> None:
     """Spot checks against the paper's tables: the difference that it prints follows from its numbers."""
     found = {

@@ -8,6 +8,8 @@ own, a position sees itself and what is before it.
 import dataclasses
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,14 +19,15 @@ from incofl.layout import Axes, Axis, Layout
 from incofl.models.vit import MLP_RATIO, Block, Shape, transformer_layout
 
 PADDING = 0
+NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
 class ResidualBlock(nn.Module):
     """x + W2 relu(W1 norm(x))."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(width)
+        self.norm = norm(width)
         self.fc1 = nn.Linear(width, width)
         self.fc2 = nn.Linear(width, width)
 
@@ -33,13 +36,17 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualMlp(nn.Module):
-    """A linear stem on the flattened image, equal residual blocks, a linear head."""
+    """A linear stem on the flattened image, equal residual blocks, a linear head; layer norm keeps no statistics."""
 
-    def __init__(self, shape: Shape, classes: int, width: float = 1.0) -> None:
+    def __init__(
+        self, shape: Shape, classes: int, width: float = 1.0, norm: Literal["batch", "layer"] = "batch"
+    ) -> None:
         super().__init__()
+        if norm not in NORMS:
+            raise ConfigError(f"model.options.norm: got {norm!r}, expected one of {', '.join(NORMS)}")
         hidden = math.ceil(32 * width)
         self.stem = nn.Linear(math.prod(shape), hidden)
-        self.blocks = nn.Sequential(*[ResidualBlock(hidden) for _ in range(6)])
+        self.blocks = nn.Sequential(*[ResidualBlock(hidden, NORMS[norm]) for _ in range(6)])
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -103,7 +103,10 @@ def run_name(config: Config) -> str:
     """Names a run by everything that determines it except the seed, so that studies share it."""
     # Places and processes do not make a run, precision does; keys at their defaults are left out, so that new ones
     # rename no run.
-    defaults = make_config({"method": config.method}).flat()
+    try:
+        defaults = make_config({"method": config.method}).flat()
+    except ConfigError:  # a method that cannot be without some option has no defaults of its own
+        defaults = make_config().flat()
     values = {
         key: value
         for key, value in config.flat().items()
