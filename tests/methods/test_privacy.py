@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 import runpy
 import shutil
@@ -257,12 +258,16 @@ def test_it_is_an_object_too() -> None:
 
 @pytest.mark.slow
 def test_the_plan_says_what_epsilon_costs(incofl: Shell) -> None:
-    code, out, _ = incofl("plan", "--set", "cohort=4", "--set", "rounds=20", "--set", "split.levels=2", "--epsilon", 8)
+    words = ["plan", "--set", "cohort=4", "--rounds", 20, "--set", "split.levels=2", "--epsilon", 8]
+    code, out, _ = incofl(*words)
     noise = noise_for(8, 1e-5, "poisson", 4, 20, 20)
     assert code == 0
     assert f"epsilon 8 at delta 1e-05 over 20 rounds of 4 of 20 clients: noise multiplier {noise:.3g}" in out
     assert f"positions that all hold: 4 holders a round, noise of a mean {noise / 4:.3g} bounds" in out
     assert f"positions from level 1 on: 2 holders a round, noise of a mean {noise / 2:.3g} bounds" in out
+    told = json.loads(incofl(*words, "--json")[1])["privacy"]
+    assert told["noise"] == noise
+    assert told["noise_of_mean_by_level"] == {"0": noise / 4, "1": noise / 2}
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ def plan(
     config: arg.Config = None,
     method: arg.Method = None,
     model: arg.Model = None,
+    rounds: arg.Rounds = None,
     set_: arg.Set = None,
     devices: arg.Devices = None,
     ignore_limits: arg.IgnoreLimits = False,
@@ -34,7 +35,7 @@ def plan(
     from incofl.engine.findings import describe, warnings
     from incofl.models import MODELS
 
-    overrides = arg.overrides(set_, method=method, model=model)
+    overrides = arg.overrides(set_, method=method, model=model, rounds=rounds)
     resolved, federation, fleet = plan_fleet(config, overrides, devices, ignore_limits)
     wanted, data, layout = resolved.model, resolved.data, federation.model.layout
     kind, levels, clients = split_kind(resolved, layout), federation.costs, federation.clients_by_level
@@ -47,6 +48,8 @@ def plan(
         numbers["devices"] = [asdict(device) | {"level": level} for device, level in fleet]
         widths = {axis.name: axis.size for axis in layout.narrow_axes}
         numbers["found"] = {"blocks": layout.stages, "widths": widths, "pairs": dict(layout.shallow)}
+        if epsilon is not None:
+            numbers["privacy"] = _privacy(resolved, federation, epsilon, delta)[0]
         typer.echo(json.dumps(numbers | {"kept_whole": dict(layout.kept_whole), "warnings": notes}, indent=2))
         return
     rows = [cost.cells(clients[cost.level]) for cost in levels]
@@ -60,7 +63,7 @@ def plan(
         sent = sum(cost.bytes_up * clients[cost.level] for cost in levels) / (sum(clients) or 1)
         kept = human(round(resolved.cohort_size * sent), "B")
         typer.echo(f"the server keeps the uploads of a round until the last has come: {kept}")
-    for line in [] if epsilon is None else _privacy(resolved, federation, epsilon, delta):
+    for line in [] if epsilon is None else _privacy(resolved, federation, epsilon, delta)[1]:
         typer.echo(line)
     for line in [] if wanted.name in MODELS else describe(layout):
         typer.echo(line)
@@ -82,8 +85,10 @@ def plan(
     typer.echo(f"to run it: incofl run ... --devices {devices}{' --ignore-limits' * ignore_limits}")
 
 
-def _privacy(config: "Config", federation: "Federation", epsilon: float, delta: float) -> list[str]:
-    """The noise that a budget needs, and what it does to the mean where few clients hold a position."""
+def _privacy(
+    config: "Config", federation: "Federation", epsilon: float, delta: float
+) -> tuple[dict[str, object], list[str]]:
+    """The noise that a budget needs, and what it does to the mean where few clients hold a position; also in words."""
     from incofl.methods.privacy import Privacy
 
     cohort, clients = config.cohort_size, config.num_clients
@@ -93,9 +98,10 @@ def _privacy(config: "Config", federation: "Federation", epsilon: float, delta: 
         f"epsilon {epsilon:g} at delta {delta:g} over {config.rounds} rounds of {cohort} of {clients} clients: "
         f"noise multiplier {noise:.3g} (privacy.noise)"
     ]
-    counts = federation.clients_by_level
+    counts, of_mean = federation.clients_by_level, {}
     for level in federation.levels_in_use:
         holders = cohort * sum(counts[level:]) / clients
+        of_mean[level] = noise / holders
         what = f"positions from level {level} on" if level else "positions that all hold"
-        lines.append(f"  {what}: {holders:.3g} holders a round, noise of a mean {noise / holders:.3g} bounds")
-    return lines
+        lines.append(f"  {what}: {holders:.3g} holders a round, noise of a mean {of_mean[level]:.3g} bounds")
+    return {"epsilon": epsilon, "delta": delta, "noise": noise, "noise_of_mean_by_level": of_mean}, lines
