@@ -86,7 +86,7 @@ class WandB(Tracker):
         identity = hashlib.blake2b(f"{place} {config.digest()}".encode(), digest_size=8).hexdigest()
         begun = (place / "wandb").exists()
         if begun:
-            time.sleep(1)  # files are named by the second: a run that is resumed at once would share that of its beginning
+            time.sleep(1)  # files are named by the second: one that is resumed at once needs others
         settings: Any = wandb.Settings(console="off", silent=True)
         self._run = wandb.init(
             id=identity, name=place.name, dir=str(place), config=config.flat(), resume="allow", settings=settings
