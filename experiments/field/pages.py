@@ -26,6 +26,7 @@ RESULTS = HERE.parent / "results"
 COMMAND = "incofl reproduce inco --part experiments/field/table.toml"
 STATISTICS = {"static": "measured by the server", "per-level": "of each level", "by-width": "of each width"}
 MEASURED = ["mean over devices", "smallest level", "largest level", "devices minus best baseline", "InCo, devices"]
+SHOWN = 5  # better methods that are named
 # What levels of a method can differ in; all others take any split.
 LEVELS = {
     **dict.fromkeys(("heterofl", "fedrolex", "fedrand", "fedecover", "fjord"), "width"),
@@ -86,10 +87,36 @@ def accuracies(setting: Setting | None, method: str) -> Iterator[str]:
     yield gap_cell(gaps(setting, mixed, DEVICES).get(named[method])) if method in named else ""
 
 
+def answers() -> str:
+    """For each column and measure, which methods are better than the best baseline, and how many are worse."""
+    lines = []
+    for setting in settings(read_csv(RESULTS / "field.csv")):
+        names = {DEVICES: "mean over devices", "0": "smallest level", setting.measures[-1]: "largest level"}
+        arms = [arm for arm in setting.values if arm not in (*BASELINES, "alllarge")]
+        for measure, who in names.items():
+            best = setting.best(tuple(BASELINES), measure)
+            if best is None:
+                continue
+            found = gaps(setting, dict.fromkeys(arms, best), measure)
+            known = {arm: pair for arm, pair in found.items() if pair[0].half_width is not None}
+            sure = {arm: pair for arm, pair in known.items() if abs(pair[0].mean) > (pair[0].half_width or 0)}
+            better = sorted((arm for arm in sure if sure[arm][0].mean > 0), key=lambda arm: -sure[arm][0].mean)
+            cells = ", ".join(f"`{arm}` {gap_cell(sure[arm])}" for arm in better[:SHOWN])
+            more = f" and {len(better) - SHOWN} more" if len(better) > SHOWN else ""
+            estimate = setting.estimate(best, measure)
+            base = f"the best baseline is `{best}` with {plus_minus(estimate)} %" if estimate else f"`{best}`"
+            lines.append(
+                f"- {setting.column}, {who}: {base}. Of {len(known)} methods {len(better)} are better"
+                f"{': ' if better else ''}{cells}{more}; {len(sure) - len(better)} are worse."
+            )
+    return "\n".join(lines)
+
+
 def pages() -> dict[Path, str]:
     """The files that are made from others."""
     found = {RESULTS / "which-method.md": which()}
     if (RESULTS / "field.csv").exists():
+        found[RESULTS / "field-answer.md"] = answers()
         part = load_part(str(HERE / "table.toml"))
         found[RESULTS / "field.md"] = page(part, read_csv(RESULTS / "field.csv"), COMMAND)
     return found
