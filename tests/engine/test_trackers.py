@@ -38,9 +38,7 @@ def records(data: bytes, block: int = 32768, header: int = 7) -> Iterator[bytes]
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_has_every_round_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    messages: Any = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     monkeypatch.setenv("WANDB_MODE", "offline")
     out, names = tmp_path / "run", "record.trackers=['wandb']"
     run(tiny_config(*SMALL, "rounds=2", names), out, progress=False)
@@ -48,7 +46,7 @@ def test_wandb_has_every_round_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found, identities = dict[int, float](), set[str]()
     for file in sorted(out.glob("wandb/offline-run-*/*.wandb")):
         for data in records(file.read_bytes()):
-            record = Record()
+            record = messages.Record()
             record.ParseFromString(data)
             identities |= {record.run.run_id} - {""}
             items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
@@ -73,6 +71,7 @@ def test_mlflow_has_every_round_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run(tiny_config(*SMALL, "rounds=3", names), out, resume=True, progress=False)
     client = MlflowClient()
     experiment = client.get_experiment_by_name("incofl")
+    assert experiment is not None
     (record,) = client.search_runs([experiment.experiment_id])
     history = [(metric.step, metric.value) for metric in client.get_metric_history(record.info.run_id, "accuracy/mean")]
     assert len(history) == 3
