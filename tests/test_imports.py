@@ -32,6 +32,7 @@ def test_an_attribute_can_be_anything(module: str) -> None:
     [
         ("{}:", "data.name: got '{}:', expected package.module:attribute"),
         (":double", "data.name: got ':double', expected package.module:attribute"),
+        ("./a/mine.py:x", "data.name: got './a/mine.py:x', expected a module, not a file; did you mean 'a.mine:x'?"),
         ("{}:doubel", "data.name: {} has no 'doubel'; did you mean 'double'?"),
         ("{}:x", "data.name: {} has no 'x'; expected one of: double, number"),
         (

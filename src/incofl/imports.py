@@ -12,6 +12,9 @@ from incofl.errors import ConfigError, nearest
 def load_attribute(name: str, what: str, kind: type = object) -> Any:
     """Imports ``package.module:attribute``, the value of the config key ``what``, which must be of a kind."""
     path, _, attribute = name.partition(":")
+    if path.endswith(".py") or "/" in path or path.startswith("."):
+        dotted = path.removesuffix(".py").strip("./").replace("/", ".")
+        raise ConfigError(f"{what}: got {name!r}, expected a module, not a file; did you mean '{dotted}:{attribute}'?")
     if not path or not attribute.isidentifier():
         raise ConfigError(f"{what}: got {name!r}, expected package.module:attribute")
     if os.getcwd() not in sys.path:  # like python -m; worker processes get the same path

@@ -78,6 +78,15 @@ def test_refused_in_one_line(given: Any, message: str) -> None:
     assert "\n" not in str(problem.value)
 
 
+def test_rows_with_a_single_one_are_no_class_numbers() -> None:
+    rows = torch.eye(2, dtype=torch.int64)[Y]
+    for given in (((X, rows),), ((X, Y), (X, rows))):
+        with pytest.raises(DataError, match=r"targets are rows with a single 1, .*; use y.argmax\(1\)"):
+            Data(*given)
+    assert Data((X, rows), sequence=True).classes == 2  # a class for every position
+    assert Data((X, rows.float())).classes is None  # several targets
+
+
 @pytest.mark.parametrize(
     ("test", "message"),
     [

@@ -92,6 +92,19 @@ def test_the_command(incofl: Shell, tmp_path: Path) -> None:
     assert "level: got 3, expected 0 to 2, or -1 for the largest" in incofl(*command, "--level", "3")[2]
     assert "exit: got 0, expected none: the model has no early exits" in incofl(*command, "--exit", "0")[2]
     assert "holds no checkpoint" in incofl("export", tmp_path)[2]
+    assert incofl(*command, "--level", "0")[0] == 0  # once more into the same folder
+    assert library.export_model(tmp_path / "run", tmp_path / "one", levels=0, formats="safetensors")[-1].level == 0
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "README.md").write_text("mine")
+    for folder, words in {
+        "project": "README.md: is not of an export of this run; choose another folder with --out",
+        "run": "run: is the folder of a run, expected one for the export",
+        "run/config.toml": "config.toml: is a file, expected a folder for the export",
+    }.items():
+        code, _, err = incofl("export", tmp_path / "run", "-o", tmp_path / folder)
+        assert (code, err.count("\n")) == (2, 1)
+        assert words in err
+    assert (tmp_path / "project" / "README.md").read_text() == "mine"
 
 
 @pytest.mark.slow

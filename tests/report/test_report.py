@@ -432,3 +432,18 @@ def test_bad_input_is_one_clear_line(
     code, _, err = incofl("report", runs, "-o", tmp_path / "page.html")
     assert (code, err) == (2, "incofl: report: needs plotly; try: pip install 'incofl[report]'\n")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_replaces_nothing_but_a_page(tmp_path: Path, incofl: Shell) -> None:
+    folder = folder_of(tmp_path / "run", [0.5, 0.6])
+    before = (folder / "metrics.jsonl").read_bytes()
+    for out, words in (
+        (folder / "metrics.jsonl", "holds something else than a page; choose another name, such as report.html"),
+        (folder, "run: is a folder, expected a file such as"),
+    ):
+        code, _, err = incofl("report", folder, "-o", out)
+        assert (code, err.count("\n")) == (2, 1)
+        assert words in err
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    for _ in range(2):
+        assert incofl("report", folder, "-o", tmp_path / "page.html")[0] == 0

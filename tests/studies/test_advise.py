@@ -116,6 +116,20 @@ def test_a_fleet_without_small_devices() -> None:
     assert found.counts == [0, 0, 6]
     assert [option.devices for option in found.options] == [6] * len(OPTIONS)
     assert all(option.seconds > 0 for option in found.options)
+    # All are equal: nothing to divide, and the smallest level is smaller than anybody needs.
+    assert found.recommended == "fedavg"
+    assert found.words == "for all devices hold the same size, level 2; a larger model would fit, too"
+    assert found.warnings[0].startswith("level 0, 1: every device holds more, but allsmall")
+
+
+def test_what_an_option_takes_longer(advice: Advice) -> None:
+    assert (advice.recommended, advice.warnings) == ("fedfloor", [])
+    seconds = {option.method: option.seconds for option in advice.options}
+    times = seconds["fedfloor"] / seconds["allsmall"]
+    assert times > 2
+    assert advice.price("fedfloor", "allsmall") == (
+        f"the longest turn of fedfloor takes {times:.1f} times as long as that of allsmall"
+    )
 
 
 def test_data_that_cannot_be_read_are_assumed(tmp_path: Path) -> None:

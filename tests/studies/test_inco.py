@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+import incofl as library
+from incofl.analysis.runs import RecordedRun
 from incofl.engine.progress import Progress
 from incofl.errors import ConfigError
-from incofl.studies.gains import DEVICES, Evaluation, answer, gaps, settings
+from incofl.studies.gains import DEVICES, Evaluation, answer, evaluations, gain_table, gaps, settings
 from incofl.studies.inco import PARTS, Part, collect, load_part, read_csv, tables, unrecorded, write_csv
 from incofl.studies.reproduce import Scale, Study, arms_of, cells, run_table
+from tests.federations import tiny_config
 from tests.shell import Shell
 
 # A federation of four clients in two levels, on a few digits.
@@ -229,6 +232,27 @@ def test_what_cannot_be_seen_is_called_inconclusive() -> None:
     (one,) = settings([row for row in SEEDS if row.seed == 0])
     assert "One seed cannot say how sure that is" in answer(one, PART.baselines)
     assert answer(one, []) == ""
+
+
+def test_one_seed_does_not_praise_what_is_worse() -> None:
+    poor: list[tuple[float | None, ...]] = [(50.0, 60.0)]
+    known = {name: ARMS[name][:1] for name in PART.baselines} | {"poor": poor}
+    rows = [evaluation(arm, 0, 1, *levels) for arm, ((*levels,),) in known.items()]
+    (one,) = settings(rows)
+    assert answer(one, PART.baselines).startswith("allsmall is the best here: poor has ")
+    assert gain_table(one, PART.baselines)[1][-2:] == ["not known", "not known"]
+
+
+def test_levels_that_no_device_holds_are_nobodys_loss(tmp_path: Path) -> None:
+    """Of three levels the devices hold the second and the third; the first is not trained by everyone's methods."""
+    counts = [0, 6, 4]
+    config = tiny_config("data.clients=10", f"split.counts={counts}", "rounds=1", "method=heteroavg")
+    library.run(config, tmp_path, progress=False)
+    (row,) = evaluations("here", "heteroavg", RecordedRun(tmp_path), counts)
+    assert row.levels[0] is None
+    assert row.levels[1] is not None
+    assert row.devices == pytest.approx((6 * row.levels[1] + 4 * (row.levels[2] or 0)) / 10, abs=1e-3)
+    assert settings([row])[0].measures == [DEVICES, "1", "2"]
 
 
 def test_from_the_command_line(incofl: Shell, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def advise(
     try_: Annotated[bool, typer.Option("--try", help="Run the options on your data, and compare them.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of a run that tries an option.")] = None,
     seeds: Annotated[str, typer.Option(metavar="S,T,...", help="Seeds; every option runs each.")] = "0,1,2",
-    out: Annotated[Path, arg.out("DIR", "With --try: folder for runs, tables and the page.")] = Path("runs/advice"),
+    out: Annotated[Path, arg.out("DIR", "With --try: folder for runs and tables.")] = Path("runs/advice"),
     jobs: arg.Jobs = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")] = False,
     quiet: arg.Quiet = False,
@@ -33,9 +33,9 @@ def advise(
     """
     from incofl.cli.display import RunDisplay, print_table
     from incofl.costs import load_devices
-    from incofl.studies.advise import accuracies, advise, clients_of
+    from incofl.studies.advise import accuracies, advise, clients_of, gotten
     from incofl.studies.compare import compare
-    from incofl.studies.gains import GAP
+    from incofl.studies.gains import GAP, contenders
 
     more = [] if rounds is None else [f"rounds={rounds}"]
     overrides = [*arg.overrides(set_, model=model), *more]
@@ -47,7 +47,8 @@ def advise(
         if as_json:
             typer.echo(json.dumps(_numbers(advice), indent=2))
             return
-        typer.echo(f"recommended: {advice.recommended}, {advice.words}; what it gains on your data: --try")
+        gain = "; what it gains on your data: --try" if len(advice.held) > 1 else ""
+        typer.echo(f"recommended: {advice.recommended}, {advice.words}{gain}")
         return
     names, numbers = [option.method for option in advice.options], arg.seeds(seeds)
     fixed = [*overrides, *clients_of(advice.fleet, len(advice.levels))]
@@ -55,7 +56,8 @@ def advise(
         tried = compare(names, config, out, seeds=numbers, jobs=jobs, overrides=fixed, progress=display.watch)
     lines = accuracies(advice, tried.setting) if tried.setting else []
     if as_json:
-        found = {"answer": tried.answer, "accuracy": lines, "results": list(map(asdict, tried))}
+        accuracy = list(map(asdict, gotten(advice, tried.setting))) if tried.setting else []
+        found = {"answer": tried.answer, "accuracy": accuracy, "results": list(map(asdict, tried))}
         typer.echo(json.dumps(_numbers(advice) | found, indent=2))
         return
     if lines:
@@ -65,6 +67,8 @@ def advise(
         print_table(tried.gains, "what each level gains over its best baseline, in points")
         typer.echo(GAP)
         typer.echo(tried.answer)
+        if tried.setting and (pair := contenders(tried.setting, tried.baselines)):
+            typer.echo(f"What that costs: {advice.price(*pair[:2])}.")
     typer.echo(f"tables and run folders in {out}; a page of them: incofl report {out} -o {out / 'report.html'}")
 
 
@@ -92,7 +96,10 @@ def _print(advice: "Advice") -> None:
     print_table(costs, "what the fleet can do, and what a round costs")
     assumed = "" if advice.measured else " (assumed: the data cannot be read here)"
     typer.echo(f"bytes of a cohort of {advice.config.cohort_size}; turns of {advice.examples:.0f} examples{assumed}")
-    typer.echo("devices without a speed are taken to be as fast as one core of this machine")
+    if any(each.device.speed is None for each in advice.fleet):
+        typer.echo("devices without a speed are taken to be as fast as one core of this machine")
+    for line in advice.warnings:
+        typer.echo(f"warning: {line}")
 
 
 def _numbers(advice: "Advice") -> dict[str, object]:
@@ -101,5 +108,6 @@ def _numbers(advice: "Advice") -> dict[str, object]:
         "devices": [asdict(each.device) | {"level": each.level, "left_out": each.why} for each in advice.fleet],
         "options": [asdict(option) for option in advice.options],
         "recommended": advice.recommended,
-        "examples": advice.examples,
+        "examples_per_client": advice.examples,
+        "warnings": advice.warnings,
     }

@@ -91,6 +91,12 @@ def _as_number(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.bool else tensor.long()
 
 
+def _one_hot(y: Tensor) -> bool:
+    """Whether whole-number targets are rows with a single 1."""
+    rows = y.dim() == 2 and y.shape[1] > 1 and len(y) > 1 and not y.is_floating_point()
+    return rows and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
+
+
 @dataclass(frozen=True)
 class Data:
     """Your own data, or a data set of the table in memory.
@@ -128,6 +134,8 @@ class Data:
         if test.shape != train.shape:
             raise DataError(f"test: got examples of shape {test.shape}, expected {train.shape} as in train")
         for what, y in (("train", train.y), ("test", test.y)):
+            if not self.sequence and _one_hot(y):
+                raise DataError(f"{what}: targets are rows with a single 1, expected class numbers; use y.argmax(1)")
             if classes is not None and len(y) and not y.is_floating_point() and int(y.max()) >= classes:
                 raise DataError(f"{what}: a target is {int(y.max())}, expected classes below {classes}")
         vars(self).update(train=train, test=test, classes=classes, clients=clients)  # it is frozen from here on

@@ -176,8 +176,9 @@ def _read_executorch(path: Path, module: nn.Module) -> Runner:
 
 STATE = """import safetensors.torch
 
-state = safetensors.torch.load_file("FILE")  # names as in timm and torchvision; blocks that the level lacks are missing
-# In the place of the run's own weights: incofl run ... --set model.pretrained=FILE (levels that have all blocks)"""
+state = safetensors.torch.load_file("FILE")  # what the level holds: without its other blocks, and narrower where it is
+# To start from it: incofl run ... --set model.pretrained=FILE (a level that has all blocks and channels)
+# The module of any level, with these weights in it: incofl.load_model(RUN, level)"""
 TORCH = """import torch
 
 model = torch.export.load("FILE").module()

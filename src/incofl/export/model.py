@@ -21,6 +21,7 @@ from incofl.engine.build import build_data
 from incofl.engine.federation import Federation
 from incofl.engine.files import atomic_write
 from incofl.engine.finished import open_run
+from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, DataError, IncoflError, RunError, nearest
 from incofl.export.folding import fold_batch_norms
 from incofl.export.formats import FORMATS, Format, Logits, Runner, any_batch, quiet, trace
@@ -64,8 +65,8 @@ class Exported:
 def export_model(
     folder: str | Path,
     out: str | Path,
-    levels: Sequence[int] = (-1,),
-    formats: Sequence[str] = ("safetensors",),
+    levels: int | Sequence[int] = -1,
+    formats: str | Sequence[str] = "safetensors",
     exit: int | None = None,
     **objects: Any,
 ) -> list[Exported]:
@@ -74,13 +75,16 @@ def export_model(
     Each file is read back and must give our logits on 100 inputs, those of the test set where its files are found.
     ``levels``, ``exit`` and ``objects`` are as in ``load_model``; no levels: all.
     """
+    formats = [formats] if isinstance(formats, str) else formats
     for name in formats:
         if name not in FORMATS:
             raise ConfigError(f"format: got {name!r}{nearest(name, FORMATS)}")
     config, federation, server = open_run(folder, -1, **objects)
     inputs, kind = example_inputs(config, federation)
-    numbers = [federation.level_number(level) for level in levels] or list(range(len(federation.splitter.depths)))
+    wanted = [levels] if isinstance(levels, int) else levels
+    numbers = [federation.level_number(level) for level in wanted] or list(range(len(federation.splitter.depths)))
     target, made = Path(out).expanduser(), list[Exported]()
+    check_folder(target, config)
     target.mkdir(parents=True, exist_ok=True)
     for level in dict.fromkeys(numbers):
         open_run(folder, level, **objects)  # refuses a level that cannot be evaluated
@@ -95,6 +99,21 @@ def export_model(
         made += [write(FORMATS[name], model, inputs, expected, target / stem, ours) for name in formats]
     atomic_write(target / "README.md", page(config, server.round, made, inputs, kind).encode())
     return made
+
+
+def check_folder(target: Path, config: Config) -> None:
+    """Refuses a folder in which something else would be overwritten, or be taken for a part of this export."""
+    readme = target / "README.md"
+    if target.exists() and not target.is_dir():
+        raise RunError(f"{target}: is a file, expected a folder for the export")
+    if RunFolder(target).metrics.exists():
+        raise RunError(f"{target}: is the folder of a run, expected one for the export; choose another with --out")
+    if readme.exists() and _mark(config) not in readme.read_text(encoding="utf-8", errors="replace"):
+        raise RunError(f"{readme}: is not of an export of this run; choose another folder with --out")
+
+
+def _mark(config: Config) -> str:
+    return f"Run {config.digest()[:12]}"  # in the README.md, by which an export is known
 
 
 def write(format: Format, model: Logits, inputs: Inputs, expected: Tensor, stem: Path, ours: Exported) -> Exported:
@@ -187,7 +206,7 @@ def page(config: Config, round: int, made: Sequence[Exported], inputs: Inputs, k
         arguments = ("**x", "x", "list(x.values())")
     text = (
         f"# {config.model.name}, trained by {config.method} on {config.data.name}\n\n"
-        f"Exported by incofl {incofl.__version__} after {round} rounds.\n\n"
+        f"Exported by incofl {incofl.__version__} after {round} rounds. {_mark(config)}.\n\n"
         f"- Input `x`: {shapes}, made from stored examples by `{type(pipeline).__name__}({', '.join(said)}).test`.\n"
         f"- Output: logits{names}.\n\n{markdown(table(made))}\n{CAPTION} {num_examples(inputs)} {kind}.\n"
     )

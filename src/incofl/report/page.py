@@ -10,7 +10,7 @@ import incofl
 from incofl.analysis.analyze import default_out
 from incofl.analysis.runs import Folders, Groups, read_groups
 from incofl.engine.files import atomic_write
-from incofl.errors import needs_extra
+from incofl.errors import RunError, needs_extra
 from incofl.report import tables
 from incofl.report.figures import CURVES, by_level, cohorts, of_section
 
@@ -20,8 +20,13 @@ def write_report(folders: Folders, out: str | Path = "report.html", title: str |
 
     Costs of runs that were made from objects need these: ``model``, ``data``, ``method``, ``task``, as for ``analyze``.
     """
+    target = Path(out).expanduser()
+    if target.is_dir():
+        raise RunError(f"{out}: is a folder, expected a file such as {target / 'report.html'}")
+    if target.is_file() and not target.read_bytes()[:64].lower().lstrip().startswith(b"<!doctype html"):
+        raise RunError(f"{out}: holds something else than a page; choose another name, such as report.html")
     groups = read_groups(folders, **objects)
-    atomic_write(Path(out).expanduser(), make_page(groups, title).encode())
+    atomic_write(target, make_page(groups, title).encode())
     return groups
 
 

@@ -17,8 +17,8 @@ from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, DataError
 from incofl.methods import BASELINES, RECOMMENDED, SLICES
 from incofl.split import submodel
-from incofl.statistics import plus_minus
-from incofl.studies.gains import Setting
+from incofl.statistics import Estimate, plus_minus
+from incofl.studies.gains import DEVICES, Setting
 from incofl.tensors import call, map_inputs
 
 OPTIONS: Mapping[str, str] = BASELINES | SLICES  # in plain words
@@ -60,14 +60,36 @@ class Advice:
     measured: bool  # whether these were counted, not assumed
 
     @property
+    def held(self) -> list[int]:
+        """The levels that some device holds."""
+        return [level for level, count in enumerate(self.counts) if count]
+
+    @property
     def recommended(self) -> str:
-        """The method to begin with."""
-        return RECOMMENDED
+        """The method to begin with; where all devices hold the same size, that of equal clients."""
+        return RECOMMENDED if len(self.held) > 1 else "fedavg"
 
     @property
     def words(self) -> str:
-        """What the recommended method does."""
-        return OPTIONS[self.recommended]
+        """What the recommended method does, and why where that is not plain."""
+        if len(self.held) > 1:
+            return OPTIONS[self.recommended]
+        fits = "; a larger model would fit, too" if self.held[0] == len(self.levels) - 1 else ""
+        return f"for all devices hold the same size, level {self.held[0]}{fits}"
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should know of the levels."""
+        below = ", ".join(str(level) for level in range(self.held[0]))
+        unused = f"level {below}: every device holds more, but allsmall and the floor of fedfloor train level 0"
+        return (
+            [f"{unused}; choose split.levels so that the smallest is what your weakest device holds"] if below else []
+        )
+
+    def price(self, method: str, other: str) -> str:
+        """How much longer the longest turn of one option is than that of another, in words."""
+        ours, theirs = (next(o.seconds for o in self.options if o.method == name) for name in (method, other))
+        return f"the longest turn of {method} takes {ours / theirs:.1f} times as long as that of {other}"
 
     @property
     def counts(self) -> list[int]:
@@ -187,13 +209,34 @@ def accuracies(advice: Advice, setting: Setting) -> list[list[str]]:
     """What each class of devices gets from each option that was tried; headings first."""
     arms = [option.method for option in advice.options if option.method in setting.values]
     lines = [["devices", "count", "level", *arms]]
-    for each in advice.fleet:
-        if each.level is None:
-            lines.append([each.device.name, str(each.device.count), "none", *["-"] * len(arms)])
-            continue
-        means = [setting.estimate(arm, str(each.level)) for arm in arms]
-        cells = [plus_minus(mean) if mean else "nothing" for mean in means]
-        lines.append([each.device.name, str(each.device.count), str(each.level), *cells])
-    fleet = [setting.estimate(arm, "devices") for arm in arms]
+    for each in gotten(advice, setting):
+        cells = ("nothing" if found is None else plus_minus(found) for found in each.accuracy.values())
+        level = "none" if each.level is None else str(each.level)
+        lines.append([each.name, str(each.count), level, *(["-"] * len(arms) if each.level is None else cells)])
+    fleet = [setting.estimate(arm, DEVICES) for arm in arms]
     total = str(sum(each.device.count for each in advice.fleet if each.level is not None))
     return [*lines, ["all devices", total, "", *(plus_minus(mean) if mean else "-" for mean in fleet)]]
+
+
+@dataclass(frozen=True)
+class Gotten:
+    """What a class of devices gets."""
+
+    name: str
+    count: int
+    level: int | None
+    accuracy: dict[str, Estimate | None]  # in percent, by option; none: no model
+
+
+def gotten(advice: Advice, setting: Setting) -> list[Gotten]:
+    """What each class of devices gets from each option that was tried."""
+    arms = [option.method for option in advice.options if option.method in setting.values]
+    return [
+        Gotten(
+            each.device.name,
+            each.device.count,
+            each.level,
+            {arm: None if each.level is None else setting.estimate(arm, str(each.level)) for arm in arms},
+        )
+        for each in advice.fleet
+    ]

@@ -32,7 +32,7 @@ class Evaluation:
     metric: str
     seed: int
     round: int
-    levels: tuple[float | None, ...]  # what a device gets; none where the arm has no model that it can hold
+    levels: tuple[float | None, ...]  # what a device gets; none where the arm has no model for it, or nobody holds it
     devices: float | None  # the mean over devices; none where some get nothing
     commit: str = ""  # of the code that made the run
     run: str = ""  # names everything that determines it except the seed
@@ -44,7 +44,7 @@ def evaluations(column: str, arm: str, run: RecordedRun, counts: Sequence[int]) 
     for row in run.evaluated:
         for metric, values in {"accuracy": row["accuracy_by_level"], **row.get("metrics", {})}.items():
             known = dict(zip(run.levels, values, strict=True))
-            held = [_held(level, known) for level in range(len(counts))]
+            held = [_held(level, known) if count else None for level, count in enumerate(counts)]
             mean = _mean_over_devices(held, counts)
             found.append(Evaluation(column, arm, metric, run.seed, row["round"], tuple(held), mean, commit))
     return found
@@ -53,7 +53,7 @@ def evaluations(column: str, arm: str, run: RecordedRun, counts: Sequence[int]) 
 def _held(level: int, known: Mapping[int, float]) -> float | None:
     """What a device gets: the largest trained level that it can hold."""
     fits = [other for other in known if other <= level]
-    return round(100 * known[max(fits)], 2) if fits else None
+    return round(100 * known[max(fits)], 4) if fits else None
 
 
 def _mean_over_devices(values: Sequence[float | None], counts: Sequence[int]) -> float | None:
@@ -143,34 +143,43 @@ def gain_table(setting: Setting, baselines: Sequence[str]) -> list[list[str]]:
     found = {m: gaps(setting, dict.fromkeys(arms, arm), m) for m, arm in best.items()}
     for arm in arms:
         own = {m: found[m].get(arm) for m in best}
-        known = all(gap is not None and gap[0].half_width is not None for m, gap in own.items() if m != DEVICES)
-        fine = known and not losses(setting, baselines, arm)
+        levels = [gap[0] for m, gap in own.items() if m != DEVICES and gap is not None]
         largest = own.get(setting.measures[-1])
         better = largest is not None and largest[0].mean > 0 and largest[1] < 0.05
-        lines.append([arm, *map(gap_cell, own.values()), "yes" if fine else "no", "yes" if better else "no"])
+        verdicts = ["no" if losses(setting, baselines, arm) else "yes", "yes" if better else "no"]
+        unsure = any(gap.half_width is None for gap in levels)  # of one seed
+        lines.append([arm, *map(gap_cell, own.values()), *(["not known"] * 2 if unsure else verdicts)])
     return lines
 
 
-def answer(setting: Setting, baselines: Sequence[str]) -> str:
-    """Which method to use, by how much it is better than the best baseline, and how sure that is: a few sentences."""
+def contenders(setting: Setting, baselines: Sequence[str]) -> tuple[str, str, Measure] | None:
+    """The best method, if possible of those with which no level is worse off, the best baseline, and the measure."""
     measure = DEVICES if setting.best(baselines, DEVICES) else setting.measures[-1]
-    who = "the mean over devices" if measure == DEVICES else "the largest level"
     best = setting.best(baselines, measure)
     methods = {arm: found.mean for arm in setting.values if (found := setting.estimate(arm, measure)) is not None}
     methods = {arm: mean for arm, mean in methods.items() if arm not in baselines}
     if best is None or not methods:
-        return ""
+        return None
     without_losers = [arm for arm in methods if not losses(setting, baselines, arm)]
-    chosen = max(without_losers or methods, key=methods.__getitem__)
-    gap = setting.difference(chosen, best, measure)
-    if gap is None:
+    return max(without_losers or methods, key=methods.__getitem__), best, measure
+
+
+def answer(setting: Setting, baselines: Sequence[str]) -> str:
+    """Which method to use, by how much it is better than the best baseline, and how sure that is: a few sentences."""
+    if (found := contenders(setting, baselines)) is None:
         return ""
-    value = f"{methods[chosen]:.1f} % in {who}, {plus_minus(gap, '+.1f')} points against the best baseline, {best}"
+    chosen, best, measure = found
+    who = "the mean over devices" if measure == DEVICES else "the largest level"
+    gap, mean = setting.difference(chosen, best, measure), setting.estimate(chosen, measure)
+    if gap is None or mean is None:
+        return ""
+    value = f"{mean.mean:.1f} % in {who}, {plus_minus(gap, '+.1f')} points against the best baseline, {best}"
     lost = losses(setting, baselines, chosen)
     fine = f"No level is worse off than with a baseline (to {-NOT_WORSE:g} points)."
     worse = f"Worse off than with a baseline, or not seen not to be: {'; '.join(lost)}." if lost else fine
     if gap.half_width is None:
-        return f"{chosen}: {value}. One seed cannot say how sure that is. {worse}"
+        first = f"{chosen}: {value}" if gap.mean > 0 else f"{best} is the best here: {chosen} has {value}"
+        return f"{first}. One seed cannot say how sure that is. {worse}"
     if gap.mean > gap.half_width:
         return f"Use {chosen}: {value}. {worse}"
     if gap.mean < -gap.half_width:
