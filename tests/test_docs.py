@@ -288,13 +288,13 @@ def test_configs_are_valid() -> None:
         load_config(path)
 
 
-PAGES_OF_RESULTS = ("results.md", "reproduction.md", "methods.md", "lora.md", "speed.md")
+PAGES_OF_RESULTS = ("results.md", "reproduction.md", "methods.md", "lora.md", "speed.md", "privacy.md", "robustness.md")
 
 
 def test_tables_are_the_results_as_they_came_out() -> None:
     page = "".join((ROOT / "docs" / name).read_text() for name in PAGES_OF_RESULTS)
     for path in (ROOT / "experiments" / "results").glob("*.md"):
-        linked = re.fullmatch(r"inco-[a-d]\.md|(field|fedecover|precision)\.md", path.name)
+        linked = re.fullmatch(r"inco-[a-d]\.md|(field|fedecover|precision|privacy|trust)\.md", path.name)
         text = path.name if linked else path.read_text().strip()
         assert text in page, path.name
     cells = {cell for path in (ROOT / "experiments" / "results").glob("*.md") for cell in path.read_text().split(" | ")}
