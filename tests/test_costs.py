@@ -210,6 +210,8 @@ def test_human() -> None:
         ("[[device]]\nname='x'\ncount=1\nmemory='lots'", r"device 1 \(x\): memory: got 'lots'"),
         ("[[device]]\nname='x'\ncount=1\nmemory=10", r'device 1 \(x\): memory: got 10, .* write "10 MB"'),
         ("[[device]]\nname='x'\ncount=1\ncompute=3", r'device 1 \(x\): compute: got 3, .* write "3 MMAC"'),
+        ("[[device]]\nname='x'\ncount=1\nspeed='5 GFLOPS'", r'device 1 \(x\): speed: got .* write "10 MMAC/s"'),
+        ("[[device]]\nname='x'\ncount=1\n" * 2, "two classes are called 'x', expected a name of its own for each"),
         ("[[device", "not a TOML file"),
     ],
 )

@@ -31,7 +31,7 @@ PLAIN = Method("plain")
 QUICK = 2**34
 # The limits of a device, each with the units in which it can be written, and the decimal prefixes of units.
 _UNITS = {"memory": ("B",), "compute": ("MAC", "MACs"), "bandwidth": ("B",)}
-_SPEED = {"speed": ("MAC", "MACs", "MAC/s")}  # which limits nothing
+_SPEED = {"speed": ("MAC/s", "MAC", "MACs")}  # which limits nothing
 _SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 
@@ -239,7 +239,11 @@ def load_devices(path: Path) -> list[DeviceClass]:
     tables = isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)
     if not tables or len(tree) > 1:
         raise ConfigError(f"{path}: expected [[device]] tables and nothing else, got {sorted(tree) or 'an empty file'}")
-    return [_device(entry, f"{path}: device {number}") for number, entry in enumerate(entries, start=1)]
+    devices = [_device(entry, f"{path}: device {number}") for number, entry in enumerate(entries, start=1)]
+    names = [device.name for device in devices]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"{path}: two classes are called {twice!r}, expected a name of its own for each")
+    return devices
 
 
 def _device(entry: Mapping[str, Any], where: str) -> DeviceClass:
