@@ -26,6 +26,7 @@ RESULTS = HERE.parent / "results"
 COMMAND = "incofl reproduce inco --part experiments/field/table.toml"
 STATISTICS = {"static": "measured by the server", "per-level": "of each level", "by-width": "of each width"}
 MEASURED = ["mean over devices", "smallest level", "largest level", "devices minus best baseline", "InCo, devices"]
+LEVEL = 0.05  # of a test
 SHOWN = 5  # better methods that are named
 # What levels of a method can differ in; all others take any split.
 LEVELS = {
@@ -109,6 +110,16 @@ def answers() -> str:
                 f"- {setting.column}, {who}: {base}. Of {len(known)} methods {len(better)} are better"
                 f"{': ' if better else ''}{cells}{more}; {len(sure) - len(better)} are worse."
             )
+        others = gaps(setting, {arm: "heteroavg" for arm in arms if arm != "heteroavg"}, DEVICES)
+        first = sorted(others, key=lambda arm: -others[arm][0].mean)[:3]
+        cells = ", ".join(f"`{arm}` {gap_cell(others[arm])}" for arm in first)
+        mixed = gaps(setting, {arm: plain(arm) for arm in arms if plain(arm) != arm}, DEVICES)
+        means, sure_ones = [gap.mean for gap, _ in mixed.values()], sum(p < LEVEL for _, p in mixed.values())
+        lines += [
+            f"- {setting.column}, mean over devices, the largest differences to `heteroavg`: {cells}.",
+            f"- {setting.column}, mean over devices, with InCo minus without: {min(means):+.1f} to {max(means):+.1f} "
+            f"points in {len(means)} methods, of which {sure_ones} differ from 0 after Holm's correction.",
+        ]
     return "\n".join(lines)
 
 
