@@ -302,3 +302,10 @@ def test_tables_are_the_results_as_they_came_out() -> None:
     assert demo in README
     for number in re.findall(r"[\d.]+ ± [\d.]+", README.replace(demo, "")):
         assert number in cells, number
+
+
+def test_numbers_of_privacy_are_those_of_its_study() -> None:
+    numbers = re.findall(r"[\d.]+ ± [\d.]+", (ROOT / "docs" / "privacy.md").read_text())
+    results = (ROOT / "experiments" / "results" / "privacy.md").read_text()
+    assert len(numbers) >= 5
+    assert all(number in results for number in numbers)

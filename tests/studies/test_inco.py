@@ -11,7 +11,7 @@ from incofl.analysis.runs import RecordedRun
 from incofl.engine.progress import Progress
 from incofl.errors import ConfigError
 from incofl.studies.gains import DEVICES, Evaluation, answer, evaluations, gain_table, gaps, settings
-from incofl.studies.inco import PARTS, Part, collect, load_part, read_csv, tables, unrecorded, write_csv
+from incofl.studies.inco import PARTS, Part, collect, load_part, page, read_csv, tables, unrecorded, write_csv
 from incofl.studies.reproduce import Scale, Study, arms_of, cells, run_table
 from tests.federations import tiny_config
 from tests.shell import Shell
@@ -199,6 +199,12 @@ def test_no_verdict_from_one_seed() -> None:
     """An interval that is unknown shows nothing."""
     text = tables(PART, [row for row in SEEDS if row.seed == 0])
     assert "| yes |" not in text
+
+
+def test_without_baselines_nobody_is_called_better_or_worse() -> None:
+    part = dataclasses.replace(PART, baselines=())
+    assert "no level worse" in page(PART, SEEDS, "x")
+    assert "worse" not in page(part, SEEDS, "x")
 
 
 def said(**arms: list[tuple[float | None, ...]]) -> str:

@@ -115,20 +115,23 @@ def tables(part: Part, rows: Sequence[Evaluation]) -> str:
             cells = [plus_minus(mean) if mean else "-" for mean in means]
             lines.append([arm, str(seeds), *cells, *(gap_cell(gap.get(arm)) for gap in found)])
         title = f"## {setting.column}" + ("" if setting.metric == "accuracy" else f": {setting.metric}")
-        pages.append(f"{title}\n\n{markdown(lines)}\n{markdown(gain_table(setting, part.baselines))}")
+        gains = f"\n{markdown(gain_table(setting, part.baselines))}" if part.baselines else ""
+        pages.append(f"{title}\n\n{markdown(lines)}{gains}")
     return "\n".join(pages)
 
 
 def page(part: Part, rows: Sequence[Evaluation], command: str) -> str:
     """The evaluations of a part as a page in Markdown."""
     commits, seeds = sorted({row.commit for row in rows}), sorted({row.seed for row in rows})
+    worse = (
+        f" No level worse: the interval of every level ends above {NOT_WORSE} points. Largest better: after correction."
+    )
     text = [
         f"# {part.study.title}",
         f"{part.scale.summary} `{command}`, commit {', '.join(commits)}; {len(seeds)} of the seeds "
         f"{part.scale.seeds[0]} to {part.scale.seeds[-1]} have finished runs.",
         "Test accuracy in percent, mean of the last third of the evaluations, ± half width of the 95 % interval over "
-        f"the seeds (Student's t, paired). Differences: {GAP}. No level worse: the interval of every level ends above "
-        f"{NOT_WORSE} points. Largest better: after correction.",
+        f"the seeds (Student's t, paired). Differences: {GAP}.{worse if part.baselines else ''}",
         tables(part, rows),
     ]
     return "\n\n".join(text)
