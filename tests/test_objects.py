@@ -158,7 +158,8 @@ def test_names_of_transforms(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "name"), [("data", "Data"), ("method", "Method"), ("task", "Task")])
 def test_an_object_of_another_type(kind: str, name: str) -> None:
     objects: dict[str, Any] = {kind: (1, 2)}
-    with pytest.raises(ConfigError, match=rf"{kind}: got \(1, 2\), expected a name or an object of type {name}"):
+    got = "a tuple" if kind == "data" else r"\(1, 2\)"
+    with pytest.raises(ConfigError, match=rf"{kind}: got {got}, expected a name or an object of type {name}"):
         build(make_config(small(), **objects))
 
 

@@ -50,10 +50,12 @@ def find(kind: str, name: str, objects: Mapping[str, Any]) -> Any:
     given = objects.get(kind, name)
     if isinstance(given, str) and given.startswith(GIVEN):
         key = ".".join(filter(None, OBJECTS[kind]))
-        hint = "resume it with the same script, or give it to load_model, analyze or write_report"
+        hint = "resume it with the same script, or give it to load_model, export_model, analyze or write_report"
         raise ConfigError(f"{key}: got {name!r}: this run was made from an object in Python; {hint}")
     if not isinstance(given, str | _TYPES[kind]):
-        raise ConfigError(f"{kind}: got {given!r:.60}, expected a name or an object of type {_TYPES[kind].__name__}")
+        got = f"a {type(given).__name__}" if kind == "data" else f"{given!r:.60}"
+        wrap = "; wrap it: incofl.Data((x, y))" if kind == "data" else ""
+        raise ConfigError(f"{kind}: got {got}, expected a name or an object of type {_TYPES[kind].__name__}{wrap}")
     if isinstance(given, Task):
         return given
     return source_of(given) if isinstance(given, Data) else _FIND[kind](given)
@@ -102,7 +104,8 @@ def resolve(config: Config) -> Config:
         raise ConfigError(f"model.stem: got {stem!r}, expected none: {name} has no such option")
     model = replace(config.model, name=name, width=width, stem=_auto(stem, source.stem) if family.stem else stem)
     if config.cohort > clients:
-        raise ConfigError(f"cohort: got {config.cohort:g}, expected at most data.clients = {clients}")
+        hint = "set cohort, as a number or as a share such as 0.4"
+        raise ConfigError(f"cohort: got {config.cohort:g}, expected at most data.clients = {clients}: {hint}")
     if (counts := config.split.counts) is not None and sum(counts) != clients:
         raise ConfigError(f"split.counts: got {sum(counts)} clients, expected data.clients = {clients}")
     return replace(

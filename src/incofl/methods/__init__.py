@@ -145,8 +145,8 @@ def _named(name: str) -> "Method":
         names = [known for known in METHODS if "+" not in known]
         raise ConfigError(f"method: got {name!r}{nearest(name.partition('+')[0], names)}")
     if unknown := [word for word in added if word not in _TRANSFORMS]:
-        before = name.lower().partition(unknown[0])[0]
-        raise ConfigError(f"method: got {name!r}{nearest(unknown[0], _TRANSFORMS, before)}")
+        left, before = set(_TRANSFORMS) - set(added), name.lower().partition(unknown[0])[0]
+        raise ConfigError(f"method: got {name!r}{nearest(unknown[0], left, before)}")
     method, alias = _load(base, *added), name.lower()
     return dataclasses.replace(method, name=alias) if alias.partition("+")[0] in _FEDOPT else method
 
