@@ -72,6 +72,7 @@ SLICES = {
     "fedfloor": "slices of one model on the smallest, which all train",
 }
 RECOMMENDED = "fedfloor"  # its smallest devices get what they would get if everybody trained their size
+FOR_EQUALS = "fedavg"  # what is recommended where all devices hold the same size
 # What ``NAME+TRANSFORM`` adds to a method. The first two mix or disturb the layers of one shared server model.
 _TRANSFORMS = {
     "inco": ("incofl.inco:InCo", "InCo Aggregation"),

@@ -15,7 +15,7 @@ from incofl.costs import Cost, DeviceClass
 from incofl.engine.build import build_data, clients_of_fleet, outline
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, DataError
-from incofl.methods import BASELINES, RECOMMENDED, SLICES
+from incofl.methods import BASELINES, FOR_EQUALS, RECOMMENDED, SLICES
 from incofl.split import submodel
 from incofl.statistics import Estimate, plus_minus
 from incofl.studies.gains import DEVICES, Setting
@@ -67,7 +67,7 @@ class Advice:
     @property
     def recommended(self) -> str:
         """The method to begin with; where all devices hold the same size, that of equal clients."""
-        return RECOMMENDED if len(self.held) > 1 else "fedavg"
+        return RECOMMENDED if len(self.held) > 1 else FOR_EQUALS
 
     @property
     def words(self) -> str:
