@@ -9,7 +9,6 @@ usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accur
        python docs/pictures.py observations          docs/images/observations.png: from experiments/results/
        python docs/pictures.py lora                  docs/images/lora-rules.png: from experiments/results/lora.csv
        python docs/pictures.py privacy               docs/images/privacy.png: from experiments/results/privacy.csv
-       python docs/pictures.py trust                 docs/images/trust.png: from experiments/results/trust.csv
        python docs/pictures.py small                 docs/images/small-clients.png: from benchmarks/results/
        python docs/pictures.py report PAGE.html      docs/images/report.png: the top of a report, as Chromium shows it
 """
@@ -29,6 +28,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from incofl.statistics import Estimate
+from incofl.studies.gains import settings
+from incofl.studies.inco import read_csv
 
 HERE = Path(__file__).parent
 IMAGES = HERE / "images"
@@ -159,53 +160,24 @@ def lora() -> None:
 
 def privacy() -> None:
     """Accuracy against epsilon: slices of one model by level, and everybody the smallest."""
-    with (RESULTS / "privacy.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    last = sorted({int(row["round"]) for row in rows})[-2:]  # the last third of six evaluations
     lines = {
-        "smallest level": ("heteroavg", "level 0", "-"),
-        "largest level": ("heteroavg", "level 2", "-"),
-        "everybody the smallest": ("allsmall", "level 0", "--"),
+        "smallest level": ("heteroavg", "0", COLOURS[0], "-"),
+        "largest level": ("heteroavg", "2", COLOURS[4], "-"),
+        "everybody the smallest": ("allsmall", "0", "black", "--"),
     }
+    columns = settings(read_csv(RESULTS / "privacy.csv"))
     figure = Figure(figsize=(9, 3.4), layout="constrained")
-    columns = list(dict.fromkeys(row["column"] for row in rows))
     panels = figure.subplots(1, len(columns), sharey=True)
-    for axes, column in zip(panels, columns, strict=True):
-        for (label, (method, level, dashes)), colour in zip(
-            lines.items(), (COLOURS[0], COLOURS[4], "black"), strict=True
-        ):
-            found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-            for row in rows:
-                if row["column"] == column and row["arm"].startswith(method) and int(row["round"]) in last:
-                    found[row["arm"].partition(", ")[2]][row["seed"]].append(float(row[level]))
-            mean, half = intervals(np.array([[np.mean(own) for own in seeds.values()] for seeds in found.values()]).T)
-            axes.errorbar(range(len(found)), mean, half, ls=dashes, marker="o", ms=4, color=colour, label=label)
-            axes.set_xticks(range(len(found)), [name.replace("epsilon ", "") for name in found])
-        axes.set(xlabel="epsilon", title=column)
+    for axes, setting in zip(panels, columns, strict=True):
+        for label, (method, level, colour, dashes) in lines.items():
+            arms = [arm for arm in setting.values if arm.startswith(method)]
+            mean, half = intervals(np.array([list(setting.values[arm][level].values()) for arm in arms]).T)
+            axes.errorbar(range(len(arms)), mean, half, ls=dashes, marker="o", ms=4, color=colour, label=label)
+            axes.set_xticks(range(len(arms)), [arm.partition(", ")[2].removeprefix("epsilon ") for arm in arms])
+        axes.set(xlabel="epsilon", title=setting.column)
     panels[0].set_ylabel("test accuracy, percent")
     figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=3)
     save(figure, "privacy.png")
-
-
-def trust() -> None:
-    """Accuracy against the share of attackers, a line for each mean, without InCo, mean over both data sets."""
-    with (RESULTS / "trust.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["fleet"] == "equal" and row["inco"] == "no"]
-    attacks = [name for name in dict.fromkeys(row["attack"] for row in rows) if name]
-    rules = list(dict.fromkeys(row["rule"] for row in sorted(rows, key=lambda row: row["rule"] != "mean")))
-    shares = sorted({row["share"] for row in rows}, key=float)
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    panels = figure.subplots(-(-len(attacks) // 4), 4, sharex=True, sharey=True).flat
-    for axes, attack in zip(panels, attacks, strict=False):
-        for rule, colour in zip(rules, ["black", *COLOURS], strict=True):
-            own = [row for row in rows if row["rule"] == rule and row["attack"] in (attack, "")]
-            means = [np.mean([float(row["accuracy"]) for row in own if row["share"] == share]) for share in shares]
-            axes.plot([100 * float(share) for share in shares], means, marker="o", ms=3, color=colour, label=rule)
-        axes.set_title(attack, loc="left", fontsize=10)
-    figure.supxlabel("attackers, percent of the clients", fontsize=10)
-    figure.supylabel("test accuracy, percent", fontsize=10)
-    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=6)
-    save(figure, "trust.png")
 
 
 def curves(name: str) -> None:
@@ -326,8 +298,6 @@ if __name__ == "__main__":
             small()
         case ["privacy"]:
             privacy()
-        case ["trust"]:
-            trust()
         case ["observations"]:
             observations()
         case ["updates", folder]:

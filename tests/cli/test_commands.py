@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in PATHS}
 
-# What a reader fills in, and what this machine has not: another page of the same thing.
+# What a reader fills in.
 FILLED = {"package.module:factory": "classifier:Classifier", "DIR": "data"}
 # What stands on a page by the time a reader comes to it.
 BEFORE = {
@@ -36,7 +36,8 @@ ELSEWHERE = {
     " --serve": "tests/report/test_live.py::test_the_page_follows_a_run",
     "model.pretrained=timm/": "tests/models/test_pretrained.py::test_from_the_hub",
 }
-# Smaller than a reader's, and nothing else: added to the commands that train.
+# Smaller than a reader's, and nothing else: added to the commands that train. Studies of the paper only count their
+# runs (--dry-run); tests/studies runs one.
 FEW = ["--rounds", "2", "--set", "eval.limit=40", "--set", "engine.workers=1"]
 
 

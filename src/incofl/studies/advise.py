@@ -207,9 +207,10 @@ def _speeds(federation: Federation, levels: Sequence[int]) -> dict[int, float]:
 
 def accuracies(advice: Advice, setting: Setting) -> list[list[str]]:
     """What each class of devices gets from each option that was tried; headings first."""
-    arms = [option.method for option in advice.options if option.method in setting.values]
+    classes = gotten(advice, setting)
+    arms = list(classes[0].accuracy)
     lines = [["devices", "count", "level", *arms]]
-    for each in gotten(advice, setting):
+    for each in classes:
         cells = ("nothing" if found is None else plus_minus(found) for found in each.accuracy.values())
         level = "none" if each.level is None else str(each.level)
         lines.append([each.name, str(each.count), level, *(["-"] * len(arms) if each.level is None else cells)])
