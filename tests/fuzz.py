@@ -1,6 +1,6 @@
 """Feeds damaged, altered and invented inputs to everything that reads some: never a traceback, a hang, or all memory.
 
-usage: python tests/fuzz.py [--examples 1000] [--seed 0] [--only NAME ...]
+usage: python -m tests.fuzz [--examples 1000] [--seeds 0:1] [--only NAME ...]      (from the root of the repository)
 
 Each target reads one kind of input, which Hypothesis makes from a genuine one: configs, device files, data files,
 checkpoints, run folders (for report and for analyze), uploads, and the messages of Flower. What is wrong with an input
@@ -11,6 +11,7 @@ import argparse
 import copy
 import dataclasses
 import gzip
+import itertools
 import json
 import math
 import resource
@@ -371,15 +372,18 @@ def fuzz(name: str, examples: int, seed: int, folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--examples", type=int, default=1000, help="of each target and seed; fewer where one takes long"
+    )
+    parser.add_argument("--seeds", default="0:1", help="the first, and the one after the last")
     parser.add_argument("--only", nargs="*", default=list(TARGETS), choices=list(TARGETS), metavar="NAME")
     arguments = parser.parse_args()
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, resource.RLIM_INFINITY))
-    for name in arguments.only:
+    first, end = map(int, arguments.seeds.split(":"))
+    for seed, name in itertools.product(range(first, end), arguments.only):
         with tempfile.TemporaryDirectory() as folder:
-            print(fuzz(name, arguments.examples, arguments.seed, Path(folder)), flush=True)
+            print(f"seed {seed}, {fuzz(name, arguments.examples, seed, Path(folder))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 import incofl
 
@@ -30,6 +32,12 @@ def test_supported_pythons_are_said() -> None:
     assert project["requires-python"] == ">=3.11"
     assert sys.version_info >= (3, 11)
     assert f"Programming Language :: Python :: 3.{sys.version_info.minor}" in project["classifiers"]
+
+
+def test_what_is_pinned_can_be_installed_by_every_supported_python() -> None:
+    """Also by 3.11.0: a pin that wants a later 3.11 cannot be installed where an older one is."""
+    wanted = {found.name: found.metadata["Requires-Python"] or "" for found in metadata.distributions()}
+    assert {name: said for name, said in wanted.items() if not SpecifierSet(said).contains("3.11.0")} == {}
 
 
 @pytest.mark.slow

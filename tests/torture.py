@@ -1,6 +1,6 @@
 """Kills a run without warning at random moments, again and again: every resumption must succeed, and end bit-equal.
 
-usage: python tests/torture.py [--kills 50] [--seed 0] [--folder DIR]
+usage: python -m tests.torture [--kills 50] [--seed 0] [--folder DIR]
 
 The run has two worker processes and a method whose clients remember something. When it is finished, it is compared with
 an undisturbed run and started anew, until all kills are spent.
