@@ -59,6 +59,7 @@ CURVES = {
 # The same methods without divided activations.
 VARIANTS = {"heterofl": "heterofl_scaled", "fedrolex": "fedrolex_scaled", "allsmall": "allsmall_scaled"}
 JUDGED = (10, 50, 100)  # rounds
+LAST = range(80, 101, 5)
 Curve = dict[int, float]  # accuracy by round
 
 
@@ -118,7 +119,7 @@ def published() -> dict[str, Curve]:
 def read() -> dict[tuple[str, int], Curve]:
     """Our curves that are there, by method and seed."""
     path, found = RESULTS / "fedecover.csv", dict[tuple[str, int], Curve]()
-    for row in csv.DictReader(path.open()) if path.exists() else ():
+    for row in csv.DictReader(path.read_text().splitlines() if path.exists() else ()):
         found.setdefault((row["method"], int(row["seed"])), {})[int(row["round"])] = float(row["accuracy"])
     return found
 
@@ -133,19 +134,20 @@ def write(curves: dict[tuple[str, int], Curve]) -> None:
 
 
 def table(curves: dict[tuple[str, int], Curve]) -> str:
-    """Our accuracy, theirs and the difference in points; the mean over our seeds."""
-    lines = ["| method | seeds | round | ours | published | difference |", "|---|---|---|---|---|---|"]
+    """Ours minus published, in points: mean over our seeds (smallest to largest), at some rounds and at the end."""
+    lines = ["| method | seeds | " + " | ".join(f"round {round}" for round in JUDGED) + " | last five evaluations |"]
+    lines.append("|---" * (3 + len(JUDGED)) + "|")
     for method, theirs in published().items():
-        for round in JUDGED:
-            ours = [
-                100 * curve[round] for (name, _), curve in sorted(curves.items()) if name == method and round in curve
-            ]
-            if ours:
-                gap = mean(ours) - 100 * theirs[round]
-                lines.append(
-                    f"| {method} | {len(ours)} | {round} | {mean(ours):.1f} | {100 * theirs[round]:.1f} | {gap:+.1f} |"
-                )
+        ours = [curve for (name, _), curve in sorted(curves.items()) if name == method and JUDGED[-1] in curve]
+        gaps = [{round: 100 * (curve[round] - theirs[round]) for round in curve} for curve in ours]
+        cells = [spread([gap[round] for gap in gaps]) for round in JUDGED] if gaps else []
+        cells += [spread([mean(gap[round] for round in LAST) for gap in gaps])] if gaps else []
+        lines += [f"| {method} | {len(ours)} | {' | '.join(cells)} |"] if gaps else []
     return "\n".join(lines) + "\n"
+
+
+def spread(values: list[float]) -> str:
+    return f"{mean(values):+.1f}" + (f" ({min(values):+.1f} to {max(values):+.1f})" if len(values) > 1 else "")
 
 
 def draw(curves: dict[tuple[str, int], Curve]) -> None:
