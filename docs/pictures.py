@@ -9,11 +9,13 @@ usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accur
        python docs/pictures.py observations          docs/images/observations.png: from experiments/results/
        python docs/pictures.py lora                  docs/images/lora-rules.png: from experiments/results/lora.csv
        python docs/pictures.py privacy               docs/images/privacy.png: from experiments/results/privacy.csv
+       python docs/pictures.py attackers             docs/images/attackers.png: from experiments/results/trust.csv
        python docs/pictures.py small                 docs/images/small-clients.png: from benchmarks/results/
        python docs/pictures.py report PAGE.html      docs/images/report.png: the top of a report, as Chromium shows it
 """
 
 import csv
+import itertools
 import json
 import shutil
 import subprocess
@@ -180,6 +182,33 @@ def privacy() -> None:
     save(figure, "privacy.png")
 
 
+def attackers() -> None:
+    """Accuracy against the share of attackers, by robust mean: three attacks of clients, two data sets."""
+    shown = {"sign-flip": "sign flippers", "scaling": "scalers", "label-flip": "label flippers"}
+    runs = [row for row in csv.DictReader((RESULTS / "trust.csv").read_text().splitlines()) if row["inco"] == "no"]
+    runs = [row for row in runs if row["fleet"] == "equal" and (row["attack"] in shown or not row["attack"])]
+    rules = ("mean", "clipping", "trimmed", "median", "krum", "centred")
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    sets = sorted({row["data"] for row in runs})
+    panels = figure.subplots(len(sets), len(shown), sharex=True, sharey="row", squeeze=False)
+    for (data, attack), axes in zip(itertools.product(sets, shown), panels.flat, strict=True):
+        for rule, marker in zip(rules, "osv^Dx", strict=True):
+            values = defaultdict[float, list[float]](list)
+            for row in runs:
+                if (row["data"], row["rule"]) == (data, rule) and row["attack"] in ("", attack):
+                    values[100 * float(row["share"])].append(float(row["accuracy"]))
+            shares = sorted(values)
+            mean, half = intervals(np.array([values[share] for share in shares]).T)
+            axes.errorbar(shares, mean, half, marker=marker, ms=4, label=rule)
+        axes.set_title(f"{data}: {shown[attack]}", loc="left", fontsize=10)
+    for axes in panels[-1]:
+        axes.set_xlabel("attackers, percent of the clients")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("test accuracy, percent")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=6)
+    save(figure, "attackers.png")
+
+
 def curves(name: str) -> None:
     """Accuracy over the rounds of a comparison: the mean over the levels by method, and the levels of the last one."""
     document: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
@@ -298,6 +327,8 @@ if __name__ == "__main__":
             small()
         case ["privacy"]:
             privacy()
+        case ["attackers"]:
+            attackers()
         case ["observations"]:
             observations()
         case ["updates", folder]:

@@ -181,3 +181,34 @@ def test_the_setting_of_the_published_curves(method: str, monkeypatch: pytest.Mo
     scaled = any(layer._forward_pre_hooks for layer in module.modules())
     assert scaled == (method != "heterofl")
     assert (config.cohort_size, config.data.alpha, config.num_clients) == (20, 0.5, 100)
+
+
+def test_what_the_study_of_attackers_answers(script: Any) -> None:
+    """By hand: of two seeds one has a point more; sign flippers halve the mean, and cost the median nothing."""
+    study = script("trust/trust_study")
+
+    def accuracy(cell: Any) -> float:
+        plain = (80.0 if cell.rule in ("mean", study["UNCHECKED"]) else 76.0) + int(cell.seed)
+        lost = 0.5 if cell.attack == "sign-flip" and cell.rule != "median" else 1.0
+        return float(lost * plain + 2 * (cell.inco == "yes"))
+
+    cells = study["cells"](("digits",), list(study["ATTACKS"]), (0, 1))
+    assert len(cells) == 2 * 2 * (6 * 37 + 7 * 13 + 2)
+    found = {
+        cell: {"accuracy": str(accuracy(cell)), "by_level": f"0 0 {accuracy(cell)}", "commit": ""} for cell in cells
+    }
+    answers = study["Answers"](found)
+    assert "keeps 100.00 % of" in answers.default()
+    assert "Of these `median` keep at least 90 %" in answers.rules()
+    median = f"{(7600 / 80 + 7700 / 81) / 2:.0f} ± 0"
+    assert "| digits | mean | 100 ± 0 | 50 ± 0 | 100 ± 0 | 100 ± 0 | 50 ± 0 (sign-flip) |" in answers.rules()
+    assert f"| digits | median | {' | '.join([median] * 4)} | {median} (sign-flip) |" in answers.rules()
+    assert "| digits | mean | +2.0 ± 0.0 | 0.0 | 0.00 |" in answers.inco()
+    assert "| digits | trimmed+holders | 95 ± 0 | 48 ± 0 | 95 ± 0 | 95 ± 0 | 48 ± 0 (sign-flip) |" in answers.sole()
+
+
+def test_the_page_of_attackers_is_made_from_the_records(script: Any) -> None:
+    study = script("trust/trust_study")
+    found = study["read"](RESULTS / "trust.csv")
+    if (RESULTS / "trust-answer.md").exists():
+        assert (RESULTS / "trust-answer.md").read_text() == study["Answers"](found).page() + "\n"

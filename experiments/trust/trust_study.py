@@ -3,9 +3,9 @@
 usage: python experiments/trust/trust_study.py [--root DIR] [--out runs/trust] [--jobs 2] [--seeds 0,1,2,3,4]
            [--sets digits,fashion-mnist] [--attacks sign-flip,...] [--count] [--tables-only]
 
-Makes the runs, and writes experiments/results/trust.csv (a line for every finished run, with its commit) and trust.md
-(the tables). What is recorded there is not made again, so it continues where it was interrupted; run folders are
-removed.
+Makes the runs, and writes experiments/results/trust.csv (a line for every finished run, with its commit), trust.md
+(all tables) and trust-answer.md (what the protocol asks). What is recorded there is not made again, so it continues
+where it was interrupted; run folders are removed.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import numpy as np
 from incofl.config import Config, make_config
 from incofl.engine.progress import Progress
 from incofl.engine.run_folder import RunFolder
-from incofl.statistics import Estimate, plus_minus
+from incofl.statistics import Estimate, holm, paired, plus_minus
 from incofl.studies.compare import folder_of, markdown, run_arms
 
 HERE = Path(__file__).parent
@@ -40,6 +40,9 @@ ATTACKS = {
 }
 # Who attacks: a share of equal groups, or the only client of the largest level.
 FLEETS = {"equal": ["split.counts=[7,7,6]"], "sole": ["split.counts=[10,9,1]", "attack.only=deepest"]}
+UNCHECKED = "mean, norms unchecked"  # the plain mean without the validation of norms; nobody attacks
+DECIDES = ("sign-flip", "scaling", "not-a-number")  # what a recommended rule withstands, by a fifth of the clients
+KEEPS = 90  # percent of the accuracy of the plain mean without attackers
 COLUMNS = ("data", "fleet", "attack", "share", "rule", "inco", "seed")
 
 
@@ -56,13 +59,14 @@ class Cell(NamedTuple):
 
     @property
     def method(self) -> str:
-        mean = "" if self.rule == "mean" else f"+{self.rule}"
+        mean = "" if self.rule in ("mean", UNCHECKED) else f"+{self.rule}"
         return f"{'incoavg' if self.inco == 'yes' else 'heteroavg'}{mean}"
 
     def config(self, root: str) -> Config:
         limit = [] if self.data == "fashion-mnist" else ["data.limit=none", "eval.limit=none"]
         attack = [f"attack.kind={self.attack}", *ATTACKS[self.attack]] if self.attack else []
         share = [f"attack.share={self.share}"] if self.attack and self.fleet == "equal" else []
+        limit += ["validation.norm=off"] if self.rule == UNCHECKED else []
         keys = [f"data.name={self.data}", f"data.root={root!r}", f"method={self.method}", f"seed={self.seed}"]
         return make_config(HERE / "base.toml", [*keys, *limit, *FLEETS[self.fleet], *attack, *share])
 
@@ -77,6 +81,7 @@ def cells(sets: Sequence[str], attacks: Sequence[str], seeds: Sequence[int]) -> 
         for rule in (*RULES, "trimmed+holders"):
             cases = [("sole", "", "0"), *product(["sole"], attacks, ["1 client"])]
             found += [Cell(data, *case, rule, inco, str(seed)) for case in cases]
+        found += [Cell(data, fleet, "", "0", UNCHECKED, inco, str(seed)) for fleet in FLEETS]
     return found
 
 
@@ -121,7 +126,7 @@ def tables(found: dict[Cell, dict[str, str]]) -> str:
     groups = sorted({(cell.data, cell.fleet, cell.inco) for cell in found})
     for data, fleet, inco in groups:
         of = [cell for cell in found if (cell.data, cell.fleet, cell.inco) == (data, fleet, inco)]
-        rules = [rule for rule in (*RULES, "trimmed+holders") if any(cell.rule == rule for cell in of)]
+        rules = [rule for rule in (UNCHECKED, *RULES, "trimmed+holders") if any(cell.rule == rule for cell in of)]
         for value, name in (("accuracy", "accuracy"), ("success", "success of the backdoor")):
             lines = [["attack", "attackers", *rules]]
             for attack, share in sorted({(cell.attack, cell.share) for cell in of}):
@@ -135,6 +140,99 @@ def tables(found: dict[Cell, dict[str, str]]) -> str:
                 title = f"## {data}, {FLEET_NAMES[fleet]}, {'with' if inco == 'yes' else 'without'} InCo: {name}"
                 pages.append(f"{title}\n\n{markdown(lines)}")
     return "\n\n".join(pages)
+
+
+class Answers:
+    """What the protocol asks, from the recorded runs; the plain mean is without InCo, where nothing else is said."""
+
+    def __init__(self, found: dict[Cell, dict[str, str]]) -> None:
+        self._found = found
+        self._seeds = sorted({cell.seed for cell in found})
+        self._sets = [data for data in SETS if any(cell.data == data for cell in found)]
+
+    def _values(self, *cell: str, level: int | None = None) -> list[float]:
+        """Accuracies seed by seed: the mean over levels, or one level."""
+        lines = [self._found[Cell._make((*cell, seed))] for seed in self._seeds]
+        return [float(line["accuracy"] if level is None else line["by_level"].split()[level]) for line in lines]
+
+    def _kept(self, data: str, rule: str, attack: str, fleet: str = "equal", level: int | None = None) -> list[float]:
+        """In percent of the plain mean without attackers, seed by seed."""
+        share = "0" if not attack else "0.2" if fleet == "equal" else "1 client"
+        ours = self._values(data, fleet, attack, share, rule, "no", level=level)
+        theirs = self._values(data, fleet, "", "0", "mean", "no", level=level)
+        return [100 * one / other for one, other in zip(ours, theirs, strict=True)]
+
+    def default(self) -> str:
+        """What the validation of norms costs where nobody attacks."""
+        kept = []
+        for data, fleet, inco in product(self._sets, FLEETS, ("no", "yes")):
+            ours, theirs = (self._values(data, fleet, "", "0", rule, inco) for rule in ("mean", UNCHECKED))
+            kept += [100 * one / other for one, other in zip(ours, theirs, strict=True)]
+        return (
+            f"**The default** (the plain mean, norms checked) keeps {np.mean(kept):.2f} % of the accuracy that the "
+            f'same runs have with `validation.norm = "off"` where nobody attacks ({min(kept):.2f} to {max(kept):.2f} '
+            f"in {len(kept)} pairs of runs)."
+        )
+
+    def rules(self) -> str:
+        """What each rule costs and keeps, and which are recommended."""
+        lines = [["data", "rule", "nobody", *(f"20 % {attack}" for attack in DECIDES), "the worst of all 12, 20 %"]]
+        held: dict[str, list[float]] = {rule: [] for rule in RULES}
+        for data, rule in product(self._sets, RULES):
+            kept = {attack: self._kept(data, rule, attack) for attack in ("", *ATTACKS)}
+            held[rule] += [float(np.mean(kept[attack])) for attack in DECIDES]
+            worst = min(ATTACKS, key=lambda attack: float(np.mean(kept[attack])))
+            cells = [plus_minus(Estimate.of(kept[attack]), ".0f") for attack in ("", *DECIDES, worst)]
+            lines.append([data, rule, *cells[:-1], f"{cells[-1]} ({worst})"])
+        good = [rule for rule in RULES if min(held[rule]) >= KEEPS]
+        cost = {rule: float(np.mean([self._kept(data, rule, "") for data in self._sets])) for rule in good}
+        best = max(cost, key=lambda rule: cost[rule]) if cost else ""
+        verdict = (
+            f"Of these {', '.join(f'`{rule}`' for rule in good)} keep at least {KEEPS} % under each of the first three "
+            f"attacks on every data set, and `{best}` costs least where nobody attacks: it is recommended."
+            if good
+            else f"None of them keeps {KEEPS} % under each of the first three attacks on every data set."
+        )
+        return (
+            "**What a rule keeps**, in percent of the accuracy of the plain mean without attackers, ± half width of "
+            f"the 95 % interval over {len(self._seeds)} seeds. {verdict}\n\n{markdown(lines).strip()}"
+        )
+
+    def inco(self) -> str:
+        """Whether InCo helps or hurts under attack: the mean over all attacks, paired by seed."""
+        gaps = {}
+        for data, rule in product(self._sets, RULES):
+            ours, theirs = (
+                np.mean([self._values(data, "equal", attack, "0.2", rule, inco) for attack in ATTACKS], axis=0)
+                for inco in ("yes", "no")
+            )
+            gaps[data, rule] = paired(list(ours), list(theirs))
+        corrected = holm([gap.p_value if gap.p_value is not None else 1 for gap in gaps.values()])
+        lines = [["data", "rule", "with InCo minus without", "could have seen", "p, corrected"]]
+        for ((data, rule), gap), p in zip(gaps.items(), corrected, strict=True):
+            lines.append([data, rule, plus_minus(gap, "+.1f"), f"{gap.visible_from or 0:.1f}", f"{p:.2f}"])
+        return (
+            "**InCo under attack**: accuracy with InCo minus without, in points, mean over all attacks by 20 % of the "
+            f"clients, paired by seed, Holm's correction over the rows.\n\n{markdown(lines).strip()}"
+        )
+
+    def sole(self) -> str:
+        """What is left of the largest level if its only client attacks."""
+        lines = [["data", "rule", "nobody", *DECIDES, "the worst of all 12"]]
+        for data, rule in product(self._sets, (*RULES, "trimmed+holders")):
+            kept = {attack: self._kept(data, rule, attack, "sole", level=-1) for attack in ("", *ATTACKS)}
+            worst = min(ATTACKS, key=lambda attack: float(np.mean(kept[attack])))
+            cells = [plus_minus(Estimate.of(kept[attack]), ".0f") for attack in ("", *DECIDES, worst)]
+            lines.append([data, rule, *cells[:-1], f"{cells[-1]} ({worst})"])
+        return (
+            "**The only holder of the deepest blocks attacks**: accuracy of the largest level in percent of what it "
+            f"has by the plain mean without attackers.\n\n{markdown(lines).strip()}"
+        )
+
+    def page(self) -> str:
+        commits = sorted({line["commit"] for line in self._found.values()})
+        made = f"`python experiments/trust/trust_study.py`, {len(self._found):,} runs, commit {', '.join(commits)}."
+        return "\n\n".join([self.default(), self.rules(), self.inco(), self.sole(), made])
 
 
 FLEET_NAMES = {"equal": "a share of all clients attacks", "sole": "the only holder of the deepest blocks attacks"}
@@ -176,6 +274,8 @@ def main() -> None:
             shutil.rmtree(folder_of(given.out, arm))
         print(f"{min(start + BATCH, len(left))} of {len(left)} runs", flush=True)
     path.with_suffix(".md").write_text(tables(found) + "\n", encoding="utf-8")
+    if all(cell in found for cell in wanted):
+        path.with_name("trust-answer.md").write_text(Answers(found).page() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
