@@ -345,6 +345,10 @@ def test_help(incofl: Shell) -> None:
         (["run", "--set", "split.levels=10"], "split.levels: got 10 levels, expected 1 to 9"),
         (["run", "--set", "split.kind=layer"], "split.levels: got 5 levels, expected 1 to 3"),
         (["run", "--set", "split.counts=[20]"], "split.counts: got 1 numbers, expected 5, one per level"),
+        (
+            ["run", "--set", "split.names=['a','b']"],
+            "split.names: got ('a', 'b'), expected a name of its own for each of 5",
+        ),
         (["run", "--set", "data.name=cifar10"], "cifar10: no cifar-10-batches-bin/*_batch* or "),
         (["run", "--set", "data.name=fashion-mnist"], "fashion-mnist: no fashion-mnist/*-ubyte* or Fashion"),
         (["run", "nowhere.toml"], "nowhere.toml: no such file, nor a preset"),

@@ -119,6 +119,25 @@ def test_the_page_opens_with_the_answer(tmp_path: Path) -> None:
     assert tables.verdict(read_groups([tmp_path, other])) == ("", [])  # another fleet
 
 
+def test_levels_are_called_what_their_devices_are_and_the_answer_has_its_price(tmp_path: Path) -> None:
+    """What a turn computes: the largest level's multiply-accumulates against those of the smallest."""
+    names = 'split.names=["phone","tablet","workstation"]'
+    for method, value in {"allsmall": 0.6, "heteroavg": 0.5}.items():
+        folder_of(tmp_path / method, [0.1, value], f"method={method}", "rounds=2", names)
+    groups = read_groups([tmp_path])
+    words, (line,) = tables.verdict(groups)
+    assert "not seen not to be: phone (-10.0 against allsmall); tablet (-10.0 against allsmall); " in words
+    federation = groups.runs[0].outline
+    times = federation.costs[2].macs / federation.costs[0].macs
+    assert words.endswith(f" The largest turn of heteroavg computes {times:.1f} times as much as that of allsmall.")
+    assert times > 1.5
+    assert "workstation minus allsmall" in line.cells
+    assert "workstation" in tables.results(groups)[1].cells
+    assert "workstation" in by_level(groups)[0].panels[0].bars
+    other = folder_of(tmp_path / "other", [0.1, 0.2], "method=heteroavg", "rounds=2")
+    assert "level 2" in tables.results(read_groups([tmp_path, other]))[1].cells  # they do not agree
+
+
 def test_there_is_no_answer_without_baselines(runs: Path) -> None:
     assert tables.verdict(read_groups([runs])) == ("", [])
     assert 'class="answer"' not in markup(make_page(read_groups([runs])))

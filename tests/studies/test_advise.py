@@ -125,11 +125,7 @@ def test_a_fleet_without_small_devices() -> None:
 def test_what_an_option_takes_longer(advice: Advice) -> None:
     assert (advice.recommended, advice.warnings) == ("fedfloor", [])
     seconds = {option.method: option.seconds for option in advice.options}
-    times = seconds["fedfloor"] / seconds["allsmall"]
-    assert times > 2
-    assert advice.price("fedfloor", "allsmall") == (
-        f"the longest turn of fedfloor takes {times:.1f} times as long as that of allsmall"
-    )
+    assert seconds["fedfloor"] > 2 * seconds["allsmall"]
 
 
 def test_data_that_cannot_be_read_are_assumed(tmp_path: Path) -> None:
@@ -191,7 +187,9 @@ def test_the_options_are_tried(incofl: Shell, tmp_path: Path) -> None:
     assert "against the best baseline" in out
     assert (tmp_path / "advice" / "comparison.md").read_text().split("\n")[0] in out
     code, out, err = incofl("advise", *command, "--try", "--rounds", 1, "--json")
-    assert json.loads(out)["answer"]
+    assert " computes " in json.loads(out)["answer"]
+    head, *_ = (tmp_path / "advice" / "comparison.md").read_text().splitlines()[2:]
+    assert "| phone | workstation |" in head
     code, out, err = incofl("compare", "--methods", "heteroavg", *command)
     assert code == 0
     assert err.startswith("left out: 1 brick, the smallest level needs memory")

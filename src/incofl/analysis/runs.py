@@ -104,6 +104,10 @@ class RecordedRun:
         used = [] if isinstance(federation, str) else federation.levels_in_use
         return used if len(used) == count else list(range(count))
 
+    def called(self, level: int) -> str:
+        """What the devices of a level are called."""
+        return called(self.values.get("split.names"), level)
+
     @cached_property
     def task(self) -> Task:
         """The task; in place of an object that only its script has, one with a metric of the same name."""
@@ -211,6 +215,11 @@ class Groups(list[Group]):
     def levels(self) -> list[int]:
         return sorted({level for run in self.runs for level in run.levels})
 
+    def called(self, level: int) -> str:
+        """What the devices of a level are called, if all runs call them so."""
+        names = {run.called(level) for run in self.runs}
+        return names.pop() if len(names) == 1 else f"level {level}"
+
     @cached_property
     def metric(self) -> tuple[str, Unit]:
         """The name and the unit of the metric that takes the place of the accuracy."""
@@ -244,6 +253,11 @@ def by_seed(runs: Sequence[RecordedRun]) -> Groups:
 def read_groups(folders: Folders, **objects: Any) -> Groups:
     """Reads the runs in some folders, in groups; each is a run folder, or holds run folders."""
     return by_seed(find_runs(folders, objects))
+
+
+def called(names: object, level: int) -> str:
+    """What the devices of a level are called by a config's ``split.names``, which may be damaged or none."""
+    return str(names[level]) if isinstance(names, list | tuple) and level < len(names) else f"level {level}"
 
 
 def plain(value: Any) -> str:

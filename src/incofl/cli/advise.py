@@ -35,7 +35,7 @@ def advise(
     from incofl.costs import load_devices
     from incofl.studies.advise import accuracies, advise, clients_of, gotten
     from incofl.studies.compare import compare
-    from incofl.studies.gains import GAP, contenders
+    from incofl.studies.gains import GAP
 
     more = [] if rounds is None else [f"rounds={rounds}"]
     overrides = [*arg.overrides(set_, model=model), *more]
@@ -67,8 +67,6 @@ def advise(
         print_table(tried.gains, "what each level gains over its best baseline, in points")
         typer.echo(GAP)
         typer.echo(tried.answer)
-        if tried.setting and (pair := contenders(tried.setting, tried.baselines)):
-            typer.echo(f"What that costs: {advice.price(*pair[:2])}.")
     typer.echo(f"tables and run folders in {out}; a page of them: incofl report {out} -o {out / 'report.html'}")
 
 

@@ -56,7 +56,7 @@ def compare(
     title = f"test {results[0].metric}{unit}, {len(numbers)} seed(s), {results[0].measure}"
     if results.answer:
         typer.echo(results.answer)
-    print_table(table(results), title)
+    print_table(table(results, results.called), title)
     typer.echo(CAPTION)
     if results.gains:
         print_table(results.gains, "what each level of devices gains over its best baseline, in points")

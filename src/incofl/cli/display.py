@@ -76,7 +76,8 @@ class RunDisplay(Lines):
 
     def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
         super().started(config, federation, rows)
-        self._federation, note = federation, self.note(rows[-1]) if rows else ""
+        self._federation, self._names = federation, config.split.names
+        note = self.note(rows[-1]) if rows else ""
         self._live.update(self._rounds_bar, total=config.rounds, completed=len(rows), note=note)
         self._live.update(self._clients, total=config.cohort_size, completed=0)
 
@@ -106,6 +107,7 @@ class RunDisplay(Lines):
         for position, level in enumerate(result["levels"]):
             cells = self._federation.costs[level].cells(self._federation.clients_by_level[level])
             cells = {name: cells[name] for name in [*list(cells)[:4], "clients"]}
+            cells["level"] = self._names[level] if self._names else cells["level"]
             last = result["accuracy_by_level"][position] if evaluated else None
             lines += [] if lines else [[*cells, result["metric"], "rounds"]]
             lines.append([*cells.values(), *measured(last, [row["accuracy_by_level"][position] for row in shown])])

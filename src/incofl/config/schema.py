@@ -20,7 +20,8 @@ from incofl.split import Kind, Start
 Count = Annotated[int, Ge(1)]
 Population = Annotated[int, Ge(1), Le(10**8)]  # for each of which the server keeps a few bytes
 # Keys that may change when a run is resumed, because they cannot change its results.
-UNBOUND = {"rounds", "data.root", "record.every", "record.window", "record.trackers", "record.tensorboard"}
+UNBOUND = {"rounds", "data.root", "split.names", "record.every", "record.window", "record.trackers"}
+UNBOUND |= {"record.tensorboard"}
 UNBOUND |= {f"engine.{key}" for key in ("executor", "workers", "address", "trace", "client_memory")}
 
 
@@ -86,6 +87,8 @@ class SplitConfig:
     rounding: Literal["up", "down"] = "up"
     # number of clients of each level; left out, groups are equal. The first clients are the smallest
     counts: tuple[Annotated[int, Ge(0)], ...] | None = None
+    # what the devices of each level are called in tables and pages; left out, ``level 0`` and so on
+    names: tuple[str, ...] | None = None
     # ``random``, or ``identity``: what not every level holds begins without effect, so that all levels start as the
     # function of the smallest; ``identity-if-possible``: at random where the model or its pretrained values do not
     # allow that; ``auto``: as the method says

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -188,6 +189,9 @@ def outline(config: Config) -> Federation:
     """The federation of a config before it has data: enough to check it and to say what it costs. Reads no files."""
     model, method = build_model(config), build_method(config)
     splitter = build_splitter(config, model)
+    names, levels = config.split.names, len(splitter.depths)
+    if names is not None and len(set(names)) != levels:
+        raise ConfigError(f"split.names: got {names}, expected a name of its own for each of {levels} levels")
     growth = make_growth(config.split.grow, len(splitter.depths), config.rounds)
     return Federation(
         model=model,
@@ -219,6 +223,15 @@ def clients_of_fleet(devices: Sequence[DeviceClass], overrides: Sequence[str], w
     return [*overrides, f"data.clients={size}", "split.counts=none"]
 
 
+def levels_of_fleet(placed: Sequence[tuple[DeviceClass, int]], levels: int) -> list[str]:
+    """The values of a config that make devices its clients: how many hold each level, and what these are called."""
+    held = [(device.count, device.name, own) for device, own in placed]
+    counts = [sum(count for count, _, own in held if own == level) for level in range(levels)]
+    names = [" and ".join(name for _, name, own in held if own == level) or f"level {level}" for level in range(levels)]
+    named = json.dumps(names, ensure_ascii=False)
+    return [f"data.clients={sum(counts)}", f"split.counts={counts}", f"split.names={named}"]
+
+
 def plan_fleet(
     config: str | None, overrides: Sequence[str], devices: Path | None, ignore_limits: bool
 ) -> tuple[Config, Federation, list[tuple[DeviceClass, int | None]]]:
@@ -232,9 +245,9 @@ def plan_fleet(
     fleet = load_devices(devices)
     overrides = clients_of_fleet(fleet, overrides, str(devices))
     federation = outline(load_config(config, overrides))
-    levels, counts, trained = federation.costs, [0] * len(federation.costs), []
-    for device, fitting in zip(fleet, assign(fleet, levels), strict=True):
-        counts[fitting] += device.count
+    levels, trained = federation.costs, []
+    placed = list(zip(fleet, assign(fleet, levels), strict=True))
+    for device, fitting in placed:
         level = federation.trained(fitting)
         exceeded = [] if level is None else device.exceeded(levels[level])
         if exceeded and not ignore_limits:
@@ -242,8 +255,8 @@ def plan_fleet(
             hint = "choose another method, or write --ignore-limits to train it anyway"
             raise ConfigError(f"device class {device.name!r}: {why}; {hint}")
         trained.append((device, level))
-    resolved = load_config(config, [*overrides, f"split.counts={counts}"])
-    return resolved, federation.with_clients(ClientLevels.grouped(counts), ()), trained
+    resolved = load_config(config, [*overrides, *levels_of_fleet(placed, len(levels))])
+    return resolved, federation.with_clients(client_levels(resolved, len(levels)), ()), trained
 
 
 def attackers(config: Config, federation: Federation) -> frozenset[int]:

@@ -142,7 +142,7 @@ def of_section(section: str, groups: Groups) -> list[Figure]:
 def by_level(groups: Groups) -> list[Figure]:
     """Draws the accuracy (or other metric) of each level: bars of the last evaluations, and curves."""
     columns, (metric, unit), how = [], groups.metric, groups.measure
-    names = {level: f"level {level}" for level in groups.levels}  # the smallest first, whichever run comes first
+    names = {level: groups.called(level) for level in groups.levels}  # the smallest first, whichever run comes first
     for group in groups:
         known = {name: one for k, name in names.items() if (one := estimate(run.tail(k) for run in group.runs))}
         half = digits(one.half_width or 0.0 for one in known.values()) if group.several else None
@@ -157,7 +157,7 @@ def by_level(groups: Groups) -> list[Figure]:
         panels = [Panel(found, y, names[level]) for level, found in lines.items()]
     else:
         panels = [Panel([Curve(names[k], k, found[-1].x, found[-1].y) for k, found in lines.items() if found], y)]
-    note = "Level 0 is the smallest model, the last one the server model."
+    note = "The first is the smallest model, the last the server model."
     return [bars, Figure("levels", f"{title} over the rounds", note, panels, unit)]
 
 

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from incofl.analysis.runs import called
 from incofl.config import read_toml
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, RunError
@@ -31,9 +32,10 @@ def state(folder: str | Path) -> dict[str, Any]:
     if run.summary.exists():
         summary = json.loads(run.summary.read_text())
     evaluated = [row for row in rows if row["accuracy"] is not None]
-    counts = config["split"].get("counts")
+    counts, names = config["split"].get("counts"), config["split"].get("names")
     sizes = len(evaluated[-1]["accuracy_by_level"]) if evaluated else 0
     used = [level for level, count in enumerate(counts) if count] if isinstance(counts, list) else list(range(sizes))
+    levels = summary.get("levels") or used
     left = config["rounds"] - len(rows)
     pace = sum(row["seconds"] for row in rows[-10:]) / max(1, len(rows[-10:]))
     closed = summary.get("rounds") == len(rows)
@@ -49,7 +51,7 @@ def state(folder: str | Path) -> dict[str, Any]:
         "age": round(time.time() - run.metrics.stat().st_mtime, 1) if rows else None,  # seconds since the last round
         "left": round(left * pace, 1) if rows else None,  # seconds at the pace of the last rounds
         "metric": summary.get("metric", "accuracy"),
-        "levels": summary.get("levels") or used,
+        "levels": [called(names, level) if isinstance(names, list) else level for level in levels],
         "evaluations": [{key: row[key] for key in ("round", "accuracy", "accuracy_by_level")} for row in evaluated],
         "loss": [[row["round"], row["loss"]] for row in rows if row["loss"] is not None],
         "bytes_up": sum(row["bytes_up"] for row in rows),

@@ -12,7 +12,7 @@ import torch
 
 from incofl.config import AnyConfig, Config, make_config
 from incofl.costs import Cost, DeviceClass
-from incofl.engine.build import build_data, clients_of_fleet, outline
+from incofl.engine.build import build_data, clients_of_fleet, levels_of_fleet, outline
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError, DataError
 from incofl.methods import BASELINES, FOR_EQUALS, RECOMMENDED, SLICES
@@ -86,11 +86,6 @@ class Advice:
             [f"{unused}; choose split.levels so that the smallest is what your weakest device holds"] if below else []
         )
 
-    def price(self, method: str, other: str) -> str:
-        """How much longer the longest turn of one option is than that of another, in words."""
-        ours, theirs = (next(o.seconds for o in self.options if o.method == name) for name in (method, other))
-        return f"the longest turn of {method} takes {ours / theirs:.1f} times as long as that of {other}"
-
     @property
     def counts(self) -> list[int]:
         """Number of devices of each level."""
@@ -158,9 +153,7 @@ def place(
 
 def clients_of(fleet: Sequence[Assigned], levels: int) -> list[str]:
     """The values of a config that make the devices of a fleet its clients, without those that are left out."""
-    held = [each.level for each in fleet for _ in range(each.device.count)]
-    counts = [held.count(level) for level in range(levels)]
-    return [f"data.clients={sum(counts)}", f"split.counts={counts}"]
+    return levels_of_fleet([(each.device, each.level) for each in fleet if each.level is not None], levels)
 
 
 def _assigned(devices: Sequence[DeviceClass], options: Sequence[Sequence[Cost]]) -> list[Assigned]:

@@ -38,7 +38,7 @@ from incofl.engine.run import AnyModel, run
 from incofl.errors import ConfigError, IncoflError, RunError
 from incofl.method import Method
 from incofl.statistics import Difference, Estimate, estimate, paired, plus_minus, tail, tail_name
-from incofl.studies.gains import GAP, Evaluation, Setting, answer, evaluations, gain_table, settings
+from incofl.studies.gains import DEVICES, GAP, Evaluation, Setting, answer, evaluations, gain_table, settings
 from incofl.task import Task
 
 CURVE = ("round", "accuracy", "accuracy_by_level", "loss", "test_loss")  # what comparison.json keeps of an evaluation
@@ -70,6 +70,7 @@ class Comparison(list[MethodResult]):
 
     setting: Setting | None = None
     baselines: Sequence[str] = ()
+    called: Callable[[int], str] = "level {}".format  # the devices of a level
 
     @property
     def gains(self) -> list[list[str]]:
@@ -128,6 +129,7 @@ def compare(
     runs = {arm: RecordedRun(folder_of(folder, arm), config.objects) for arm, config in arms.items()}
     results = Comparison(summarise(runs))
     results.setting, results.baselines = levels_of_devices(runs)
+    results.called = next(iter(runs.values())).called
     document = {
         "seeds": list(dict.fromkeys(seed for _, seed in arms)),
         "caption": CAPTION,
@@ -140,7 +142,7 @@ def compare(
         ],
         "environment": next(iter(runs.values())).json("environment.json"),
     }
-    page = write_tables(folder / "comparison", table(results), document)
+    page = write_tables(folder / "comparison", table(results, results.called), document)
     if results.gains:
         opening = f"{results.answer}\n\n{page.read_text()}"
         page.write_text(f"{opening}\n{markdown(results.gains)}\n{GAP}\n", encoding="utf-8")
@@ -261,19 +263,23 @@ def levels_of_devices(runs: Mapping[Arm, RecordedRun]) -> tuple[Setting | None, 
         return None, baselines
     found = [evaluations("", name, run, run.outline.levels.counts) for (name, _), run in runs.items()]
     rows = [row for own in found for row in own]
-    return next(found for found in settings(rows, _judged) if found.metric == "accuracy"), baselines
+    setting = next(found for found in settings(rows, _judged) if found.metric == "accuracy")
+    first = next(iter(runs.values()))
+    names = {measure: first.called(int(measure)) for measure in setting.measures if measure != DEVICES}
+    work = {name: max(map(run.outline.turn, run.outline.levels_in_use)) for (name, _), run in runs.items()}
+    return replace(setting, names=names, work=work), baselines
 
 
 def _judged(evaluated: Sequence[Evaluation]) -> Sequence[Evaluation]:
     return evaluated[-len(tail([{"round": row.round} for row in evaluated])) :]
 
 
-def table(results: Sequence[MethodResult]) -> list[list[str]]:
-    """Returns the lines of the table, headings first."""
+def table(results: Sequence[MethodResult], called: Callable[[int], str] = "level {}".format) -> list[list[str]]:
+    """Returns the lines of the table, headings first; ``called`` names the devices of a level."""
     first, levels = results[0], sorted({level for result in results for level in result.by_level})
     last = ["last round"] if first.last != first.tail else []  # a short run is judged by its last round
     gap_headings = (f"minus {first.method}", "visible from", "wins")
-    lines = [["method", *last, first.measure, *(f"level {level}" for level in levels), *gap_headings]]
+    lines = [["method", *last, first.measure, *map(called, levels), *gap_headings]]
     scale, spec = (100, ".1f") if first.percent else (1, ".3f")
 
     for result in results:

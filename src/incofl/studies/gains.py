@@ -7,7 +7,7 @@ only. A device gets from a method the largest trained level that it can hold.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from incofl.analysis.runs import RecordedRun
 from incofl.engine.best_path import BEST
@@ -71,10 +71,16 @@ class Setting:
     column: str
     metric: str
     values: dict[str, dict[Measure, Values]]  # by arm
+    names: Mapping[Measure, str] = field(default_factory=dict)  # of levels of devices
+    work: Mapping[str, int] = field(default_factory=dict)  # what the largest turn of an arm computes
 
     @property
     def measures(self) -> list[Measure]:
         return sorted({measure for arm in self.values.values() for measure in arm}, key=lambda m: (m != DEVICES, m))
+
+    def called(self, measure: Measure) -> str:
+        """What those are called for whom a measure stands."""
+        return measure if measure == DEVICES else self.names.get(measure, f"level {measure}")
 
     def estimate(self, arm: str, measure: Measure) -> Estimate | None:
         """The mean over all seeds of an arm."""
@@ -138,7 +144,7 @@ def gain_table(setting: Setting, baselines: Sequence[str]) -> list[list[str]]:
     """What each method gains over the best baseline, for each level of devices; headings first."""
     arms = [arm for arm in setting.values if arm not in baselines]
     best = {m: arm for m in setting.measures if (arm := setting.best(baselines, m)) is not None}
-    named = [f"{'devices' if m == DEVICES else f'level {m}'} minus {arm}" for m, arm in best.items()]
+    named = [f"{setting.called(m)} minus {arm}" for m, arm in best.items()]
     lines = [["method", *named, "no level worse", "largest better"]]
     found = {m: gaps(setting, dict.fromkeys(arms, arm), m) for m, arm in best.items()}
     for arm in arms:
@@ -177,6 +183,9 @@ def answer(setting: Setting, baselines: Sequence[str]) -> str:
     lost = losses(setting, baselines, chosen)
     fine = f"No level is worse off than with a baseline (to {-NOT_WORSE:g} points)."
     worse = f"Worse off than with a baseline, or not seen not to be: {'; '.join(lost)}." if lost else fine
+    if chosen in setting.work and best in setting.work:
+        times = setting.work[chosen] / setting.work[best]
+        worse += f" The largest turn of {chosen} computes {times:.1f} times as much as that of {best}."
     if gap.half_width is None:
         first = f"{chosen}: {value}" if gap.mean > 0 else f"{best} is the best here: {chosen} has {value}"
         return f"{first}. One seed cannot say how sure that is. {worse}"
@@ -197,7 +206,7 @@ def losses(setting: Setting, baselines: Sequence[str], arm: str) -> list[str]:
         gap = setting.difference(arm, best, measure)
         if gap is None or gap.mean - (gap.half_width or 0) <= NOT_WORSE:
             cell = "nothing" if gap is None else f"{plus_minus(gap, '+.1f')} against {best}"
-            found.append(f"level {measure} ({cell})")
+            found.append(f"{setting.called(measure)} ({cell})")
     return found
 
 
