@@ -18,6 +18,10 @@ def test_normalisation_by_hand() -> None:
     pipeline = ImagePipeline(mean=(0.1, 0.5), std=(0.5, 0.25))
     x = torch.tensor([51, 255], dtype=torch.uint8).view(1, 2, 1, 1)
     assert pipeline.test(x).flatten().tolist() == pytest.approx([0.2, 2.0])
+    words = "`examples / 255`, then `(x - mean) / std` of each channel, mean [0.1, 0.5], std [0.5, 0.25]"
+    assert pipeline.formula == words
+    shown = ImagePipeline(maximum=16, resize=8, channels=3)
+    assert shown.formula == "`examples / 16`, resized to 8 x 8 pixels (bilinear), repeated in 3 channels"
     assert x.flatten().tolist() == [51, 255]
 
 

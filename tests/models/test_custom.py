@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import incofl
 from incofl.errors import ConfigError, IncoflError
@@ -119,6 +120,15 @@ def test_what_is_wrong_with_a_factory(write: Any, factory: str, line: str) -> No
     with pytest.raises(ConfigError) as caught:
         make_model(f"{name}:{factory}", OPTIONS)
     assert str(caught.value).startswith(line.format(name))
+
+
+def test_whole_numbers_that_a_layer_cannot_take_are_refused() -> None:
+    """On the meta device a linear layer takes anything; tokens for an embedding are fine."""
+    whole = ModelOptions(classes=3, inputs=torch.zeros(20, dtype=torch.long))
+    with pytest.raises(ConfigError, match=r"Long and Float; whole numbers reach a model as tokens: .* x.float\(\)"):
+        make_model(nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 3)), whole)
+    tokens = nn.Sequential(nn.Embedding(5, 8), nn.Flatten(), nn.Linear(160, 32), nn.ReLU(), nn.Linear(32, 3))
+    assert make_model(tokens, whole).layout.parameters
 
 
 def test_what_is_wrong_with_a_module(write: Any) -> None:

@@ -74,6 +74,11 @@ class Pipeline:
         return map_inputs(_as_number, x)
 
     @property
+    def formula(self) -> str:
+        """What ``test`` does to stored examples, for whoever prepares inputs without this library."""
+        return f"`{self!r}.test(examples)`" if type(self) is not Pipeline else "as they are, bytes divided by 255"
+
+    @property
     def draws(self) -> bool:
         """Whether ``train`` draws random numbers; if not, it is ``test``, example by example."""
         return type(self).train is not Pipeline.train

@@ -36,6 +36,15 @@ class ImagePipeline(Pipeline):
         return self._finish(out)
 
     @property
+    def formula(self) -> str:
+        steps = f"`examples / {self.maximum}`"
+        if self.resize is not None:
+            steps += f", resized to {self.resize} x {self.resize} pixels (bilinear)"
+        if self.mean:
+            steps += f", then `(x - mean) / std` of each channel, mean {list(self.mean)}, std {list(self.std)}"
+        return steps if self.channels is None else f"{steps}, repeated in {self.channels} channels"
+
+    @property
     def draws(self) -> bool:
         return bool(self.pad or self.flip or self.crop or self.cutout)
 
@@ -65,6 +74,10 @@ class SignalPipeline(Pipeline):
     mean: tuple[float, ...]  # per channel
     std: tuple[float, ...]  # per channel
 
+    @property
+    def formula(self) -> str:
+        return f"`(examples - mean) / std` of each channel, mean {list(self.mean)}, std {list(self.std)}"
+
     def test(self, x: Tensor) -> Tensor:
         out = x.to(torch.get_default_dtype()) - torch.tensor(self.mean).view(-1, 1)
         return out.div_(torch.tensor(self.std).view(-1, 1))
@@ -73,6 +86,8 @@ class SignalPipeline(Pipeline):
 @dataclass(frozen=True)
 class Tokens(Pipeline):
     """Texts reach a model as whole numbers."""
+
+    formula = "the numbers of its tokens, as they are"
 
     def test(self, x: Inputs) -> Inputs:
         return map_inputs(lambda tokens: tokens.long(), x)

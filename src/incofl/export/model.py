@@ -195,8 +195,6 @@ CAPTION = "ms: one example on one thread of this machine, median; difference: of
 def page(config: Config, round: int, made: Sequence[Exported], inputs: Inputs, kind: str) -> str:
     """The README.md of an export."""
     source = find_parts(config).source.view(config.data.side)
-    pipeline = source.pipeline
-    said = [f"{key}={value!r}" for key, value in vars(pipeline).items() if value != getattr(type(pipeline), key, None)]
     shapes = map_inputs(lambda x: f"{str(x.dtype)[6:]} (N, {', '.join(map(str, x.shape[1:]))})", inputs)
     names = f"; classes: {', '.join(source.names)}" if source.names else ""
     arguments = ("x", "{'input': x}", "[x]")  # as they are called, by name, and as a list
@@ -207,7 +205,7 @@ def page(config: Config, round: int, made: Sequence[Exported], inputs: Inputs, k
     text = (
         f"# {config.model.name}, trained by {config.method} on {config.data.name}\n\n"
         f"Exported by incofl {incofl.__version__} after {round} rounds. {_mark(config)}.\n\n"
-        f"- Input `x`: {shapes}, made from stored examples by `{type(pipeline).__name__}({', '.join(said)}).test`.\n"
+        f"- Input `x`: {shapes}, made from stored examples: {source.pipeline.formula}.\n"
         f"- Output: logits{names}.\n\n{markdown(table(made))}\n{CAPTION} {num_examples(inputs)} {kind}.\n"
     )
     for each in {each.format: each for each in made if each.file}.values():

@@ -99,9 +99,18 @@ def try_out(module: nn.Module, example: Inputs) -> Any:
     """The output of a copy: on meta, which needs no time and no memory, or on the CPU if it cannot run on meta."""
     with torch.random.fork_rng(devices=[]):
         try:
-            return call(*on_meta(module, example))
+            copied, batch = on_meta(module, example)
+            for part in copied.modules():
+                part.register_forward_pre_hook(_check_type)  # meta does not
+            return call(copied, batch)
         except Exception:  # for example, forward makes a tensor without saying on which device
             return call(*on_cpu(module, example))
+
+
+def _check_type(part: nn.Module, inputs: tuple[Any, ...]) -> None:
+    learned = isinstance(part, nn.Linear | nn.modules.conv._ConvNd) and inputs and isinstance(inputs[0], Tensor)
+    if learned and not inputs[0].is_floating_point():
+        raise TypeError(f"{type(part).__name__} gets {inputs[0].dtype}")
 
 
 def on_meta(module: nn.Module, example: Inputs) -> tuple[nn.Module, Inputs]:
