@@ -84,10 +84,7 @@ def test_the_command(incofl: Shell, tmp_path: Path) -> None:
     assert all(torch.equal(value, ours[name]) for name, value in state.items())
     page = (tmp_path / "out" / "README.md").read_text()
     assert "# tiny-mlp, trained by incoavg on digits" in page
-    assert (
-        "float32 (N, 1, 8, 8), made from stored examples: `examples / 16`, then `(x - mean) / std` of each channel, mean ["
-        in page
-    )
+    assert "float32 (N, 1, 8, 8), made from stored examples: `examples / 16`, then `(x - mean) / std`" in page
     assert 'safetensors.torch.load_file("level-2.safetensors")' in page
     assert "on 100 examples of the data set" in page
     assert incofl(*command, "--format", "onxx")[::2] == (2, "incofl: format: got 'onxx'; did you mean 'onnx'?\n")
