@@ -78,7 +78,7 @@ BASE: dict[str, Any] = {
     },
     "local": {"epochs": 1, "batch_size": 16},
     "aggregate": {"weighting": "uniform"},
-    "eval": {"limit": 1000, "measured": 500},
+    "eval": {"limit": 1000, "measured": 500, "best_path": False},
 }
 
 

@@ -61,8 +61,9 @@ def advise(
         typer.echo(json.dumps(_numbers(advice) | found, indent=2))
         return
     if lines:
+        best = ", with the best model that it holds" if tried.best_path else ""
         print_table(
-            lines, f"test accuracy in percent that each device gets, {tried[0].measure}, {len(numbers)} seed(s)"
+            lines, f"test accuracy in percent that each device gets, {tried[0].measure}, {len(numbers)} seed(s){best}"
         )
         print_table(tried.gains, "what each level gains over its best baseline, in points")
         typer.echo(GAP)

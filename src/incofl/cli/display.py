@@ -3,6 +3,7 @@
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
 import typer
 from rich import box
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from incofl.config import Config
+from incofl.engine.best_path import BEST
 from incofl.engine.federation import Federation
 from incofl.engine.progress import Lines
 from incofl.engine.result import Result
@@ -113,7 +115,16 @@ class RunDisplay(Lines):
             lines.append([*cells.values(), *measured(last, [row["accuracy_by_level"][position] for row in shown])])
         mean = measured(result["accuracy"], [row["accuracy"] for row in shown])
         title = f"{result['method']}, {result['rounds']} rounds: test {result['metric']} by level"
+        chosen = result.get("best_path")
+        if chosen:
+            found = evaluated[-1]["metrics"][result["metric"] + BEST]
+            lines[0].append("best path")
+            for line, level, value in zip(lines[1:], chosen, found, strict=True):
+                line.append("-" if value is None else f"{value:.3f} ({level})")
+            mean.append(f"{fmean(value for value in found if value is not None):.3f}")
         print_table([*lines, ["mean", "", "", "", "", *mean]], title, self._console)
+        if chosen:
+            self._console.print("best path: the best of the models that a device holds, and of which level it is")
 
 
 def sparkline(values: Sequence[float | None], highest: float, ascii_only: bool = False) -> str:

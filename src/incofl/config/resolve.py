@@ -117,6 +117,7 @@ def resolve(config: Config) -> Config:
         local=_for_run(config.local, config),
         aggregate=replace(config.aggregate, weighting=_auto(config.aggregate.weighting, method.server.weighting)),
         buffers=_auto(config.buffers, method.server.buffers),
+        eval=replace(config.eval, best_path=_auto(config.eval.best_path, method.best_path)),
         methods={k: _for_fleet(v, config, clients) for k, v in _options(config, method).items()},
     )
 

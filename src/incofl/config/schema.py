@@ -167,8 +167,8 @@ class EvalConfig:
     limit: Count | None = None  # use only this number of test examples, drawn by the seed
     measured: Count = 5000  # number of training images, drawn by the seed, to measure static batch-norm statistics
     # Record what devices get that use the best of the models they can hold, their own level's or a smaller one's; it is
-    # chosen on one half of the test set and counted on the other, and the other way round.
-    best_path: bool = False
+    # chosen on one half of the test set and counted on the other, and the other way round. ``auto``: as the method says
+    best_path: bool | Literal["auto"] = "auto"
 
 
 @options("record")

@@ -209,7 +209,7 @@ def outline(config: Config) -> Federation:
         vectorise=config.engine.vectorise,
         vectorise_clients=config.engine.vectorise_clients,
         measured=config.eval.measured,
-        best_path=config.eval.best_path,
+        best_path=config.eval.best_path is True,
         growth=growth if method.level == "own" else None,
     )
 

@@ -269,6 +269,7 @@ def summarise(
         "metric": task.first,
         "accuracy": last and last["accuracy"],
         "accuracy_by_level": last and last["accuracy_by_level"],
+        **({"best_path": last["best_path"]} if last and "best_path" in last else {}),
         "accuracy_tail": tail_mean(evaluated) if evaluated else None,
         "accuracy_best": best((row["accuracy"] for row in evaluated), default=None),
         "bytes_up": sum(row["bytes_up"] for row in rows),

@@ -1,6 +1,6 @@
 """FedFloor: one model in slices, of which the smallest is trained as if everybody trained the smallest.
 
-Ours. It is HeteroAvg with three parts, each of which can be had for any method:
+Ours. It is HeteroAvg with four parts, each of which can be had for any method:
 
 - an identity start (``split.start``): before the first round every level computes the function of the smallest;
 - anchoring (``[anchor]``): clients of larger levels train the smallest path of their model, too. The gradient of their
@@ -9,7 +9,9 @@ Ours. It is HeteroAvg with three parts, each of which can be had for any method:
   smallest path does not hold learns: without them the largest clients, of whom a cohort has few, would learn less than
   if they were alone;
 - statistics of batch norm that levels of one width share (``buffers = by-width``), but for the smallest, whose own come
-  from all clients.
+  from all clients;
+- the best path (``eval.best_path``): a device uses the best of the models that it holds, that of its own level or a
+  smaller one. So no device is worse off than with the smallest, also where few large clients have learned little.
 
 A model without residual branches that can be closed starts at random.
 
@@ -27,4 +29,5 @@ fedfloor = Method(
     server=ServerRule(buffers="by-width"),
     split=SplitRule(start="identity-if-possible"),
     anchor=Anchor(share=0, beyond=3),
+    best_path=True,
 )

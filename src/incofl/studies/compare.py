@@ -30,6 +30,7 @@ from incofl.analysis.runs import RecordedRun
 from incofl.config import AnyConfig, Config, find_parts, make_config
 from incofl.config.resolve import GIVEN
 from incofl.data import Data
+from incofl.engine.best_path import BEST
 from incofl.engine.build import outline
 from incofl.engine.files import write_json
 from incofl.engine.processes import start_python
@@ -78,6 +79,11 @@ class Comparison(list[MethodResult]):
         return gain_table(self.setting, self.baselines) if self.setting else []
 
     @property
+    def best_path(self) -> bool:
+        """Whether devices use the best of the models that they hold."""
+        return self.setting is not None and self.setting.metric.endswith(BEST)
+
+    @property
     def answer(self) -> str:
         """Which method to use, and how sure that is, in words."""
         return answer(self.setting, self.baselines) if self.setting else ""
@@ -123,6 +129,8 @@ def compare(
                 )
     if not arms:
         raise ConfigError(f"compare: got methods {methods!r} and seeds {seeds!r}, expected at least one of each")
+    if any(chosen.eval.best_path for chosen in arms.values()):  # then all are judged by it
+        arms = {arm: replace(chosen, eval=replace(chosen.eval, best_path=True)) for arm, chosen in arms.items()}
     default = Progress() if progress is False else Lines()
     folder = Path(out).expanduser()
     run_arms(arms, folder, jobs, progress if callable(progress) else lambda arm: default)
@@ -254,7 +262,7 @@ def summarise(every: Mapping[Arm, RecordedRun]) -> list[MethodResult]:
 def levels_of_devices(runs: Mapping[Arm, RecordedRun]) -> tuple[Setting | None, list[str]]:
     """What each level of devices gets from each method, in percent, and which of these are baselines.
 
-    Nothing without baselines, and for metrics that are not shown in percent.
+    By the best path, where that was recorded. Nothing without baselines, and for metrics that are not shown in percent.
     """
     methods = {name: find_parts(run.config).method for (name, _), run in runs.items()}
     baselines = [name for name, method in methods.items() if method.is_baseline]
@@ -263,7 +271,9 @@ def levels_of_devices(runs: Mapping[Arm, RecordedRun]) -> tuple[Setting | None, 
         return None, baselines
     found = [evaluations("", name, run, run.outline.levels.counts) for (name, _), run in runs.items()]
     rows = [row for own in found for row in own]
-    setting = next(found for found in settings(rows, _judged) if found.metric == "accuracy")
+    known = {found.metric: found for found in settings(rows, _judged)}
+    own, best = known["accuracy"], known.get(task.first + BEST)
+    setting = best if best is not None and best.values.keys() == own.values.keys() else own
     first = next(iter(runs.values()))
     names = {measure: first.called(int(measure)) for measure in setting.measures if measure != DEVICES}
     work = {name: max(map(run.outline.turn, run.outline.levels_in_use)) for (name, _), run in runs.items()}

@@ -176,6 +176,7 @@ def answer(setting: Setting, baselines: Sequence[str]) -> str:
         return ""
     chosen, best, measure = found
     who = "the mean over devices" if measure == DEVICES else "the largest level"
+    who += ", each with the best of the models that it holds" if setting.metric.endswith(BEST) else ""
     gap, mean = setting.difference(chosen, best, measure), setting.estimate(chosen, measure)
     if gap is None or mean is None:
         return ""

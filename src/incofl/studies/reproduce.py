@@ -106,7 +106,8 @@ def run_name(config: Config) -> str:
     try:
         defaults = make_config({"method": config.method}).flat()
     except ConfigError:  # a method that cannot be without some option has no defaults of its own
-        defaults = make_config().flat()
+        defaults = make_config({"method": "incoavg"}).flat()
+    defaults["eval.best_path"] = False  # whatever the method says
     values = {
         key: value
         for key, value in config.flat().items()
