@@ -7,10 +7,13 @@ import pytest
 import torch
 
 import incofl
+from incofl.analysis.runs import RecordedRun
+from incofl.config import make_config
 from incofl.data import Data, Examples
 from incofl.engine.best_path import best_paths, in_halves
+from incofl.studies.compare import Comparison, compare, folder_of
 from incofl.task import CLASSIFICATION, TASKS, UNSEEN, Score
-from tests.federations import tiny_config
+from tests.federations import TINY, tiny_config
 
 
 def counted(even: int, odd: int, unseen: int | None = None) -> Score:
@@ -71,3 +74,29 @@ def test_a_run_records_both(workers: int, tmp_path: Path) -> None:
     assert both["best_path"][0] == 0
     for level, path in enumerate(both["best_path"]):
         assert both["accuracy_by_level"][path] == max(both["accuracy_by_level"][: level + 1])
+
+
+def test_fedfloor_says_so_and_the_config_decides(tmp_path: Path) -> None:
+    assert [make_config({"method": name}).eval.best_path for name in ("heteroavg", "fedfloor")] == [False, True]
+    assert make_config({"method": "fedfloor", "eval": {"best_path": False}}).eval.best_path is False
+    result = incofl.run(tiny_config("method=fedfloor", "rounds=1"), tmp_path, progress=False)
+    assert result["best_path"] == result.history[-1]["best_path"]
+
+
+def test_methods_are_compared_by_the_best_path_of_all_or_of_none(tmp_path: Path) -> None:
+    """What the answer and the gains say is what the rows recorded, two seeds of each method."""
+
+    def compared(*methods: str) -> Comparison:
+        out = tmp_path / "-".join(methods)
+        return compare(methods, TINY, out, seeds=2, overrides=["rounds=2"], progress=False)
+
+    found = compared("heteroavg", "allsmall", "fedavg", "fedfloor")
+    assert found.best_path
+    assert "each with the best of the models that it holds" in found.answer
+    assert found.setting is not None
+    rows = [RecordedRun(folder_of(tmp_path / "heteroavg-allsmall-fedavg-fedfloor", ("heteroavg", s))) for s in (0, 1)]
+    largest = [100 * run.rows[-1]["metrics"]["accuracy_best_path"][-1] for run in rows]
+    assert found.setting.values["heteroavg"]["2"] == pytest.approx(dict(enumerate(largest)), abs=1e-3)
+    plain = compared("heteroavg", "allsmall")
+    assert not plain.best_path
+    assert "best of the models" not in plain.answer

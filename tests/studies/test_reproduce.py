@@ -181,3 +181,11 @@ def test_precision_makes_another_run_and_places_do_not() -> None:
     names = {run_name(make_config({}, [key])) for key in ("engine.workers=1", "engine.workers=2", "data.root=x")}
     assert len(names) == 1
     assert run_name(make_config({}, ["engine.precision=bf16"])) not in names
+
+
+def test_records_keep_their_names_when_a_method_says_how_it_is_read() -> None:
+    """The best path is a reading; runs that recorded it have names of their own, whatever is usual for the method."""
+    plain, both = (run_name(make_config({"method": "fedfloor"}, [f"eval.best_path={on}"])) for on in ("false", "true"))
+    assert plain != both
+    assert run_name(make_config({"method": "fedfloor"})) == both
+    assert both == "fedfloor-45fed613"
