@@ -7,6 +7,8 @@ usage: python docs/pictures.py demo RUN_FOLDER       docs/images/demo.png: accur
        python docs/pictures.py curves NAME           docs/images/NAME.png: from experiments/results/NAME.json (compare)
        python docs/pictures.py updates RUN_FOLDER    docs/images/analysis-*.png: likewise, of updates and coefficients
        python docs/pictures.py observations          docs/images/observations.png: from experiments/results/
+       python docs/pictures.py pays                  docs/images/pays.png: from experiments/results/inco-*.csv
+       python docs/pictures.py horizon               docs/images/horizon.png: from experiments/results/inco-b.csv
        python docs/pictures.py lora                  docs/images/lora-rules.png: from experiments/results/lora.csv
        python docs/pictures.py privacy               docs/images/privacy.png: from experiments/results/privacy.csv
        python docs/pictures.py attackers             docs/images/attackers.png: from experiments/results/trust.csv
@@ -134,6 +136,66 @@ def observations() -> None:
         *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
     )
     save(figure, "observations.png")
+
+
+def pays() -> None:
+    """When slices pay: what the devices of each setting gain, ordered by how much a larger model alone is better."""
+    known = [(part, s) for part in "abcd" for s in settings(read_csv(RESULTS / f"inco-{part}.csv"))]
+    known = [(part, s) for part, s in known if "FedFloor" in s.values and "largestonly" in s.values]
+    by_place = {(f"{part}: {setting.column}", setting.metric): setting for part, setting in known}
+    sizes = {
+        column: size.mean
+        for (column, metric), setting in by_place.items()
+        if metric == "accuracy" and (size := setting.difference("largestonly", "allsmall", setting.measures[-1]))
+    }
+    columns = sorted(sizes, key=sizes.__getitem__)
+    figure = Figure(figsize=(10, 1.4 + 0.4 * len(columns)), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    own, best_path = "accuracy", "accuracy_best_path"
+    drawn = [
+        (0, own, "HeteroAvg", "mean over devices", "s", COLOURS[3]),
+        (1, best_path, "FedFloor", "largest devices", "^", COLOURS[4]),
+        (1, best_path, "FedFloor", "smallest devices", "o", COLOURS[0]),
+    ]
+    for panel, metric, arm, who, marker, colour in drawn:
+        gaps = []
+        for column in columns:
+            setting = by_place[column, metric]
+            measure = {"mean over devices": "devices", "smallest devices": "0"}.get(who, setting.measures[-1])
+            best = setting.best(["allsmall", "largestonly", "fedavg"], measure)
+            gaps.append(setting.difference(arm, best, measure) if best else None)
+        rows = [(row, gap) for row, gap in enumerate(gaps) if gap is not None]
+        means, halves = [gap.mean for _, gap in rows], [gap.half_width or 0 for _, gap in rows]
+        where, style = [row for row, _ in rows], {"fmt": marker, "color": colour, "ms": 6, "capsize": 2}
+        panels[panel].errorbar(means, where, xerr=halves, label=who, **style)
+    panels[0].set_yticks(range(len(columns)), [f"{column} ({sizes[column]:+.0f})" for column in columns])
+    panels[0].set_ylabel("setting (largest size alone minus smallest)")
+    titles = ("HeteroAvg: slices of one model", "FedFloor, devices use the best model that they hold")
+    for axes, title in zip(panels, titles, strict=True):
+        axes.axvline(0, color="black", lw=1)
+        axes.set(xlabel="points above the best of the three baselines")
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.legend(frameon=False, fontsize=9)
+    save(figure, "pays.png")
+
+
+def horizon() -> None:
+    """Over many rounds: each arm minus HeteroAvg, and minus everybody the smallest, mean and range of the seeds."""
+    rows = [row for row in read_csv(RESULTS / "inco-b.csv") if row.metric == "accuracy"]
+    values = {(row.arm, row.seed, row.round): row.devices for row in rows}
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    shown = {"HeteroAvg": ["released", "FedFloor", "allsmall"], "allsmall": ["HeteroAvg", "FedFloor", "fedavg"]}
+    for axes, (other, arms) in zip(figure.subplots(1, 2, sharey=True), shown.items(), strict=True):
+        for arm, colour in zip(arms, [COLOURS[0], COLOURS[4], COLOURS[2]], strict=True):
+            rounds = sorted({round for name, _, round in values if name == arm})
+            seeds = sorted({seed for name, seed, _ in values if name == arm})
+            gaps = np.array([[values[arm, s, r] - values[other, s, r] for r in rounds] for s in seeds])  # type: ignore
+            axes.plot(rounds, gaps.mean(0), color=colour, label=arm)
+            axes.fill_between(rounds, gaps.min(0), gaps.max(0), color=colour, alpha=0.2, lw=0)
+        axes.axhline(0, color="black", lw=1)
+        axes.set(xlabel="round", ylabel=f"points above {other}, mean over devices")
+        axes.legend(frameon=False, fontsize=9)
+    save(figure, "horizon.png")
 
 
 def lora() -> None:
@@ -321,6 +383,10 @@ if __name__ == "__main__":
         case ["analysis", folder]:
             for name in ("similarity", "similarity-heatmaps", "similarity-accuracy", "features"):
                 shutil.copy(Path(folder) / "analysis" / f"{name}.png", IMAGES / f"analysis-{name}.png")
+        case ["pays"]:
+            pays()
+        case ["horizon"]:
+            horizon()
         case ["lora"]:
             lora()
         case ["small"]:
