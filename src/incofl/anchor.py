@@ -129,7 +129,8 @@ class SmallestPath:
 
 
 def _logits(output: Any) -> Tensor:
-    """The output of a model; of one with early exits, that of the last."""
+    """The logits of an output that has them, or it all; of a model with early exits, that of the last."""
+    output = getattr(output, "logits", output)
     last: Tensor = output[-1] if isinstance(output, list | tuple) else output
     return last
 

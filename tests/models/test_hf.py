@@ -52,6 +52,20 @@ def test_a_run_from_a_folder(folder: Path, tmp_path: Path) -> None:
     assert incofl.load_model(tmp_path / "run")(torch.rand(2, 1, 8, 8)).logits.shape == (2, 10)
 
 
+@pytest.mark.parametrize("method", ["heteroavg+anchor", "fedfloor"])
+def test_a_smallest_path_in_a_model_of_transformers(method: str, folder: Path, tmp_path: Path) -> None:
+    """Its outputs are objects that hold logits; with ``share = 0`` the smallest level is that of ``allsmall``."""
+    model = {"name": "hf:AutoModelForImageClassification", "pretrained": str(folder)}
+    ends = {}
+    for name in (method, "allsmall"):
+        config = {"method": name, "rounds": 1, "cohort": 4, "data": {"clients": 10, "limit": 100}, "model": model}
+        if name == "heteroavg+anchor":  # the logits are compared, too, but to no effect that can be seen
+            config["anchor"] = {"share": 0, "distil": 1e-9}
+        ends[name] = incofl.run(config, tmp_path / name, progress=False).model(0).state_dict()
+    for entry, value in ends[method].items():
+        torch.testing.assert_close(value, ends["allsmall"][entry], rtol=1e-3, atol=1e-4)
+
+
 def test_random_weights_of_an_architecture() -> None:
     model = made("SequenceClassification", TEXTS, options={"model_type": "bert", **SIZES})
     assert model.initial["bert.embeddings.word_embeddings.weight"].shape == (30, 16)

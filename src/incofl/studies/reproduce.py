@@ -105,8 +105,8 @@ def run_name(config: Config) -> str:
     # rename no run.
     try:
         defaults = make_config({"method": config.method}).flat()
-    except ConfigError:  # a method that cannot be without some option has no defaults of its own
-        defaults = make_config({"method": "incoavg"}).flat()
+    except ConfigError:  # what is added to the method cannot be without some option
+        defaults = make_config({"method": config.method.partition("+")[0]}).flat()
     defaults["eval.best_path"] = False  # whatever the method says
     values = {
         key: value
