@@ -175,6 +175,22 @@ def test_a_module_keeps_its_weights_and_is_not_changed() -> None:
     assert all(torch.equal(module.state_dict()[name], before[name]) for name in before)
 
 
+def test_an_identity_start_is_not_made_of_given_values_unless_it_is_asked_for() -> None:
+    """They may be trained; a function that makes the module has none to lose."""
+    module, config = Net(), {**small(), "method": "fedfloor"}
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    kept = build(make_config(config, model=module, data=data()))
+    assert all(torch.equal(kept.model.initial[name], value) for name, value in before.items())
+    assert "larger levels start with the values of the given module, not as the smallest: give a f" in kept.notes[-1]
+    asked = build(make_config(config, ["split.start=identity"], model=module, data=data()))
+    zeros = [name for name, value in asked.model.initial.items() if not torch.equal(value, before[name])]
+    assert zeros
+    assert not any(asked.model.initial[name].any() for name in zeros)
+    made = build(make_config(config, model=Net, data=data()))
+    assert not made.notes
+    assert all(not made.model.initial[name].any() for name in zeros)
+
+
 def test_a_module_with_its_own_layout() -> None:
     module = Net()
     layout = incofl.Layout.infer(module, torch.zeros(2, 6))

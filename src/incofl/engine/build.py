@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from incofl.attacks import ON_DATA
 from incofl.config import Config, find_parts, load_config
@@ -167,8 +167,15 @@ def check_machine(config: Config) -> None:
         raise ConfigError(f"engine.compile: got true, {want}")
 
 
-def with_identity_start(federation: Federation, if_possible: bool) -> Federation:
-    """A federation whose levels all start as the function of the smallest; with a note if that is not possible."""
+def with_identity_start(federation: Federation, if_possible: bool, given: bool = False) -> Federation:
+    """A federation whose levels all start as the function of the smallest; with a note if that is not possible.
+
+    The values of a module that was ``given``, which may be trained, are kept ``if_possible``.
+    """
+    if given and if_possible:
+        hint = "give a function that makes it, or say split.start = 'identity'"
+        note = f"larger levels start with the values of the given module, not as the smallest: {hint}"
+        return dataclasses.replace(federation, notes=(*federation.notes, note))
     model, splitter, layout = federation.model, federation.splitter, federation.model.layout
     if not layout.closing:
         module = submodel(model.template, layout, splitter.slice(layout, len(splitter.depths) - 1))
@@ -278,7 +285,8 @@ def build(config: Config, partition: Sequence[Tensor] | None = None, begun: bool
     if config.model.pretrained is not None and config.split.start == "identity":
         raise ConfigError("split.start: got 'identity', expected 'random' with model.pretrained")
     if config.split.start != "random" and config.model.pretrained is None and not begun:
-        federation = with_identity_start(federation, if_possible=config.split.start != "identity")
+        given = isinstance(config.objects.get("model"), nn.Module | tuple)
+        federation = with_identity_start(federation, config.split.start != "identity", given)
     if config.model.pretrained is not None and not begun and not config.model.name.startswith(PREFIX):
         federation = dataclasses.replace(federation, model=with_pretrained(federation.model, config.model.pretrained))
     if federation.method.level == "largest-only" and not federation.levels.counts[-1]:
