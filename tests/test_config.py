@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from incofl.config import load_config, make_config, presets
-from incofl.engine.build import build_model, build_splitter
+from incofl.engine.build import build_model, build_splitter, outline
 from incofl.errors import IncoflError
 from incofl.models import MODELS
 
@@ -61,6 +61,21 @@ def test_digest_leaves_out_what_cannot_change_results() -> None:
     assert make_config({}, ["rounds=99", "data.root=elsewhere", "engine.workers=1"]).digest() == base
     for change in ("seed=1", "data.alpha=0.6", "method=heteroavg", "inco.eps=1e-6", "buffers=average", "local.lr=0.1"):
         assert make_config({}, [change]).digest() != base
+
+
+def test_options_of_a_part_that_the_method_does_not_have_are_said(tmp_path: Path) -> None:
+    """Not those of a file for several methods, of which one is chosen apart from it, nor what a comparison needs."""
+    said = make_config({"method": "heteroavg"}, ["inco.eps=1e-6", "anchor.every=2", "local.lr=0.1"])
+    assert said.unused == ("anchor", "inco")
+    assert outline(said).notes[-1] == "[inco] has no effect: heteroavg has no such part"
+    assert make_config({"method": "incoavg"}, ["inco.eps=1e-6"]).unused == ()
+    path = tmp_path / "both.toml"
+    path.write_text('method = "incoavg"\n[inco]\neps = 1e-6\n')
+    assert make_config(path, ["method=heteroavg"]).unused == ()
+    assert make_config(path, method="heteroavg").unused == ()
+    assert make_config(path, ["method=heteroavg", "anchor.every=2"]).unused == ("anchor",)
+    assert make_config({"method": "heteroavg", "inco": {}}, also=["incoavg"]).unused == ()
+    assert "unused" not in said.to_toml()
 
 
 def test_presets_are_valid_and_the_papers_average_buffers() -> None:

@@ -39,7 +39,7 @@ def plan(
     resolved, federation, fleet = plan_fleet(config, overrides, devices, ignore_limits)
     wanted, data, layout = resolved.model, resolved.data, federation.model.layout
     kind, levels, clients = split_kind(resolved, layout), federation.costs, federation.clients_by_level
-    notes = warnings(federation.method, layout, kind, federation.splitter)
+    notes = [*warnings(federation.method, layout, kind, federation.splitter), *federation.notes]
     mean = sum(cost.parameters * clients[cost.level] for cost in levels) / (sum(clients) or 1)
     if as_json:
         numbers: dict[str, object] = {"model": wanted.name, "width": wanted.width, "stem": wanted.stem}

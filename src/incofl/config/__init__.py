@@ -54,7 +54,11 @@ def make_config(
         (tree.setdefault(table, {}) if table else tree)[key] = name = name_of(value)
         if isinstance(value, str) or name in METHODS:
             del given[kind]  # its name says it all
-    return resolve(_checked(tree, given, also))
+    config = resolve(_checked(tree, given, also))
+    # A file may have sections for several methods: then the method is chosen apart from it.
+    apart = given_tree if tree.get("method") != given_tree.get("method") else {}
+    unused = tree.keys() - KEYS - config.methods.keys() - apart.keys()
+    return config if also else dataclasses.replace(config, unused=tuple(sorted(unused)))
 
 
 load_config = make_config  # the usual name where the values are in a file

@@ -216,6 +216,7 @@ class Config:
     attack: Attack = field(default_factory=Attack)
     methods: dict[str, Any] = field(default_factory=dict)  # options by section, in a file tables such as ``[inco]``
     objects: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    unused: tuple[str, ...] = field(default=(), compare=False, repr=False)  # sections that the method does not have
 
     @property
     def num_clients(self) -> int:
@@ -256,5 +257,5 @@ def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # The keys of a file, and which of them are tables, in addition to those of methods.
-KEYS = tuple(f.name for f in fields(Config) if f.name not in ("methods", "objects"))
+KEYS = tuple(f.name for f in fields(Config) if f.name not in ("methods", "objects", "unused"))
 SECTIONS = {key: value for key, value in vars(Config()).items() if is_dataclass(value)}

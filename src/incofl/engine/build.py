@@ -218,6 +218,7 @@ def outline(config: Config) -> Federation:
         measured=config.eval.measured,
         best_path=config.eval.best_path is True,
         growth=growth if method.level == "own" else None,
+        notes=tuple(f"[{key}] has no effect: {method.name} has no such part" for key in config.unused),
     )
 
 
