@@ -5,9 +5,9 @@ usage: python experiments/fedecover.py [--root DIR] [--seeds 0] [--rounds 100] [
 
 Half of the clients hold a tenth of the width. What is compared is the accuracy of the whole server model, or of the
 small model where everybody trains that. results/fedecover-published.csv has their curves, one seed, every five rounds.
-One run after the other, each resumable: start the command again after an interruption, or with more rounds. After each
-evaluation results/fedecover.csv (every evaluation) and results/fedecover.md (differences) are written, at the end
-docs/images/fedecover.png.
+One run after the other, each resumable: start the command again after an interruption, or with more rounds; what is
+recorded to that round is not made again. After each evaluation results/fedecover.csv (every evaluation) and
+results/fedecover.md (differences) are written, at the end docs/images/fedecover.png.
 
 The setting is that of the released code where it differs from the paper's description. What was found out with the
 curve of everybody training the small model (published: 44.0 % at round 5, 49.3 % at round 10; ours: exploratory, one
@@ -182,6 +182,8 @@ def main() -> None:
     curves = read()
     for seed in [] if args.tables_only else args.seeds.split(","):
         for method in args.methods.split(","):
+            if args.rounds in curves.get((method, int(seed)), {}):
+                continue
             train(method, int(seed), args.rounds, args.root, args.workers, curves)
     write(curves)
     draw(curves)
