@@ -18,6 +18,7 @@ from tests.signals import write_har
 from tests.texts import text_config
 
 TINY = {
+    "method": "incoavg",
     "rounds": 3,
     "cohort": 4,
     "data": {"clients": 10, "limit": 300},

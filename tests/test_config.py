@@ -12,7 +12,8 @@ from incofl.models import MODELS
 
 def test_round_trip(tmp_path: Path) -> None:
     config = make_config(
-        {}, ["inco.clip=none", "split.levels=[[1,1,1,1],[3,3,3,3]]", "split.counts=[5,15]", "cohort=3"]
+        {"method": "incoavg"},
+        ["inco.clip=none", "split.levels=[[1,1,1,1],[3,3,3,3]]", "split.counts=[5,15]", "cohort=3"],
     )
     path = tmp_path / "config.toml"
     path.write_text(config.to_toml())
@@ -59,7 +60,7 @@ def test_model_options_follow_the_data_unless_given() -> None:
 def test_digest_leaves_out_what_cannot_change_results() -> None:
     base = make_config().digest()
     assert make_config({}, ["rounds=99", "data.root=elsewhere", "engine.workers=1"]).digest() == base
-    for change in ("seed=1", "data.alpha=0.6", "method=heteroavg", "inco.eps=1e-6", "buffers=average", "local.lr=0.1"):
+    for change in ("seed=1", "data.alpha=0.6", "method=heteroavg", "anchor.every=2", "buffers=average", "local.lr=0.1"):
         assert make_config({}, [change]).digest() != base
 
 

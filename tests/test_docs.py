@@ -130,8 +130,8 @@ def test_the_plans_of_own_models_come_out_as_printed(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "120")
-    for options in ([], ["--method", "heterofl"]):
-        app(["plan", "--model", "classifier:Classifier", *options], standalone_mode=False)
+    for method in ("incoavg", "heterofl"):
+        app(["plan", "--model", "classifier:Classifier", "--method", method], standalone_mode=False)
         printed = [line.rstrip() for line in capsys.readouterr().out.strip().splitlines()]
         assert "\n".join(printed) in page
 

@@ -33,6 +33,7 @@ from tests.own import method as own_method
 from tests.shell import Shell
 
 SMALL = {
+    "method": "incoavg",
     "rounds": 3,
     "cohort": 4,
     "data": {"clients": 6},
@@ -88,7 +89,7 @@ def test_an_object_replaces_what_the_config_says() -> None:
 
 def test_an_object_for_a_finished_config() -> None:
     """What the config says differently than its own method applies, and nothing else of that method's options."""
-    config = make_config({"server": {"lr": 0.5}})
+    config = make_config({"method": "incoavg", "server": {"lr": 0.5}})
     assert config.methods["inco"].rule == "released"
     theorem = make_config(config, method=METHODS["heteroavg"].then(InCo(rule="theorem")))
     assert (theorem.methods["inco"].rule, theorem.methods["server"].lr) == ("theorem", 0.5)

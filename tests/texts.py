@@ -67,6 +67,7 @@ def write_imdb(root: Path, reviews: int = 40) -> Path:
 def text_config(root: Path, model: str, *overrides: str) -> Config:
     """Six speaking roles, three sizes of a network of a few thousand parameters."""
     settings: dict[str, Any] = {
+        "method": "incoavg",
         "rounds": 2,
         "cohort": 4,
         "data": {"name": "shakespeare", "root": str(root), "clients": 6},

@@ -44,7 +44,7 @@ def test_default_folder_and_quiet(incofl: Shell, tmp_path: Path, monkeypatch: py
     assert code == 0
     assert "round 1/2" not in out
     (folder,) = (tmp_path / "runs").iterdir()
-    assert folder.name.startswith("incoavg-digits-s0-")
+    assert folder.name.startswith("fedfloor-digits-s0-")
 
 
 def test_run_without_evaluation_of_early_rounds(incofl: Shell, tmp_path: Path) -> None:
@@ -58,8 +58,12 @@ def test_run_without_evaluation_of_early_rounds(incofl: Shell, tmp_path: Path) -
     ("arguments", "parameters", "macs"),
     [
         (["paper-cifar10"], STAGE_PARAMETERS, STAGE_MACS),
-        (["--set", "data.name=cifar10"], STAGE_PARAMETERS, STAGE_MACS),
-        (["--set", "data.name=cifar10", "--set", "split.kind=hetero"], WIDTH_PARAMETERS, WIDTH_MACS),
+        (["--method", "heteroavg", "--set", "data.name=cifar10"], STAGE_PARAMETERS, STAGE_MACS),
+        (
+            ["--method", "heteroavg", "--set", "data.name=cifar10", "--set", "split.kind=hetero"],
+            WIDTH_PARAMETERS,
+            WIDTH_MACS,
+        ),
     ],
 )
 def test_plan_json_prints_the_exact_counts(

@@ -19,6 +19,7 @@ from tests.signals import SENSORS, write_har
 from tests.sources import load_dataset
 
 SMALL = {
+    "method": "incoavg",
     "rounds": 2,
     "cohort": 4,
     "data": {"name": "har", "clients": 6},

@@ -39,7 +39,7 @@ def tiny(**options: object) -> Model:
 
 def test_exact_counts_of_the_papers_vits() -> None:
     """A block has 1,774,464 parameters; stem, class token and positions 371,328; the last norm 768; the head 3,850."""
-    arguments = ["plan", "--json", "--set", "model.name=vit-s", "--set", "data.name=cifar10"]
+    arguments = ["plan", "--json", "--method", "heteroavg", "--set", "model.name=vit-s", "--set", "data.name=cifar10"]
     plan = json.loads(CliRunner().invoke(app, arguments).stdout)
     assert plan["split"] == "layer"
     assert [level["blocks"] for level in plan["levels"]] == [[8], [9], [10], [11], [12]]
