@@ -158,9 +158,11 @@ def pays() -> None:
         (1, best_path, "FedFloor", "smallest devices", "o", COLOURS[0]),
     ]
     for panel, metric, arm, who, marker, colour in drawn:
-        gaps = []
+        gaps: list[Any] = []
         for column in columns:
-            setting = by_place[column, metric]
+            if (setting := by_place.get((column, metric))) is None:
+                gaps.append(None)
+                continue
             measure = {"mean over devices": "devices", "smallest devices": "0"}.get(who, setting.measures[-1])
             best = setting.best(["allsmall", "largestonly", "fedavg"], measure)
             gaps.append(setting.difference(arm, best, measure) if best else None)

@@ -73,7 +73,7 @@ def table(section: type, prefix: str) -> list[str]:
     lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for field in dataclasses.fields(section):
         hint = hints[field.name]
-        if not dataclasses.is_dataclass(hint) and field.name not in ("methods", "objects"):
+        if not dataclasses.is_dataclass(hint) and field.name not in ("methods", "objects", "unused"):
             kind = "a table" if typing.get_origin(hint) is dict else expected(hint)
             kind = kind.replace("'", '"').replace("|", "\\|")
             text = texts[field.name].replace("``", "`")

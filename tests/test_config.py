@@ -77,6 +77,8 @@ def test_options_of_a_part_that_the_method_does_not_have_are_said(tmp_path: Path
     assert make_config(path, ["method=heteroavg", "anchor.every=2"]).unused == ("anchor",)
     assert make_config({"method": "heteroavg", "inco": {}}, also=["incoavg"]).unused == ()
     assert "unused" not in said.to_toml()
+    assert make_config(said).unused == ("anchor", "inco")  # as a run resolves it
+    assert make_config(said, method="incoavg").unused == ("anchor",)
 
 
 def test_presets_are_valid_and_the_papers_average_buffers() -> None:

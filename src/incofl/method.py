@@ -170,7 +170,8 @@ class Method:
     transforms: tuple[UpdateTransform, ...] = ()  # applied in order to the aggregated update
     anchor: Anchor = field(default_factory=lambda: Anchor(weight=0))  # whether larger levels train the smallest, too
     level: Literal["own", "smallest", "largest", "largest-only"] = "own"  # which level clients train
-    best_path: bool = False  # whether devices use the best of the models that they hold: see ``eval.best_path``
+    # whether devices use the best of the models that they hold: see ``eval.best_path``; that changes no result
+    best_path: bool = field(default=False, repr=False)
     summary: str = ""  # one line for ``incofl list methods``
 
     def __post_init__(self) -> None:

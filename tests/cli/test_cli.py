@@ -353,6 +353,7 @@ def test_help(incofl: Shell) -> None:
             ["run", "--set", "split.names=['a','b']"],
             "split.names: got ('a', 'b'), expected a name of its own for each of 5",
         ),
+        (["run", "--set", "split.names=['a','b','c','best','e']"], "a name of its own for each of 5 levels, none of"),
         (["run", "--set", "data.name=cifar10"], "cifar10: no cifar-10-batches-bin/*_batch* or "),
         (["run", "--set", "data.name=fashion-mnist"], "fashion-mnist: no fashion-mnist/*-ubyte* or Fashion"),
         (["run", "nowhere.toml"], "nowhere.toml: no such file, nor a preset"),

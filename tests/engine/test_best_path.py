@@ -76,6 +76,24 @@ def test_a_run_records_both(workers: int, tmp_path: Path) -> None:
         assert both["accuracy_by_level"][path] == max(both["accuracy_by_level"][: level + 1])
 
 
+def test_a_test_set_of_one_example_has_no_halves(tmp_path: Path) -> None:
+    assert best_paths(CLASSIFICATION, {0: in_halves(Score({"accuracy": np.array([5, 10.0])}), Score())}, [0]) == (
+        {},
+        [],
+    )
+    row = incofl.run(tiny_config("method=fedfloor", "rounds=1", "eval.limit=1"), tmp_path, progress=False).history[-1]
+    assert row["accuracy"] is not None
+    assert "best_path" not in row
+
+
+def test_recording_it_can_begin_when_a_run_is_resumed(tmp_path: Path) -> None:
+    """It changes no result, so a comparison can get one more method that wants it."""
+    incofl.run(tiny_config("rounds=1"), tmp_path, progress=False)
+    later = incofl.run(tiny_config("rounds=2", "eval.best_path=true"), tmp_path, resume=True, progress=False)
+    assert ["best_path" in row for row in later.history] == [False, True]
+    assert tiny_config("eval.best_path=true").digest() == tiny_config().digest()
+
+
 def test_fedfloor_says_so_and_the_config_decides(tmp_path: Path) -> None:
     assert [make_config({"method": name}).eval.best_path for name in ("heteroavg", "fedfloor")] == [False, True]
     assert make_config({"method": "fedfloor", "eval": {"best_path": False}}).eval.best_path is False

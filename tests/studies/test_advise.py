@@ -7,7 +7,7 @@ import pytest
 
 from incofl.config import make_config
 from incofl.costs import Cost, DeviceClass
-from incofl.engine.build import outline
+from incofl.engine.build import levels_of_fleet, outline
 from incofl.errors import ConfigError
 from incofl.methods import BASELINES, METHODS, SLICES
 from incofl.studies.advise import ASSUMED_EXAMPLES, OPTIONS, Advice, advise
@@ -108,6 +108,20 @@ def test_without_devices_the_levels_are_the_fleet() -> None:
     ]
     assert found.counts == [4, 0, 3]
     assert all(option.seconds > 0 for option in found.options)
+
+
+def test_devices_that_hold_one_level_share_its_name() -> None:
+    placed = [(DeviceClass("phone", 2), 0), (DeviceClass("watch", 3), 0), (DeviceClass("pc", 1), 2)]
+    names = 'split.names=["phone and watch", "level 1", "pc"]'
+    assert levels_of_fleet(placed, 3) == ["data.clients=6", "split.counts=[5, 0, 1]", names]
+
+
+def test_the_names_of_a_config_are_those_of_its_fleet() -> None:
+    given = [*BASE, "data.clients=7", "split.counts=[4,0,3]", "split.names=['small','middle','large']"]
+    found = advise(overrides=given, methods=["allsmall"])
+    assert [each.device.name for each in found.fleet] == ["small", "large"]
+    with pytest.raises(ConfigError, match=r"--set split.names=\['a','b'\]: the fleet has 6 clients"):
+        advise(devices=[DeviceClass("workstation", 6)], overrides=[*BASE, "split.names=['a','b']"])
 
 
 def test_a_fleet_without_small_devices() -> None:

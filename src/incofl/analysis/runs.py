@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from incofl.config import UNBOUND, Config, find_parts, load_config, read_toml
 from incofl.config.resolve import OBJECTS, name_of
-from incofl.config.schema import flat
+from incofl.config.schema import called, flat
 from incofl.engine.build import build, outline
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint
 from incofl.engine.federation import Federation
@@ -253,11 +253,6 @@ def by_seed(runs: Sequence[RecordedRun]) -> Groups:
 def read_groups(folders: Folders, **objects: Any) -> Groups:
     """Reads the runs in some folders, in groups; each is a run folder, or holds run folders."""
     return by_seed(find_runs(folders, objects))
-
-
-def called(names: object, level: int) -> str:
-    """What the devices of a level are called by a config's ``split.names``, which may be damaged or none."""
-    return str(names[level]) if isinstance(names, list | tuple) and level < len(names) else f"level {level}"
 
 
 def plain(value: Any) -> str:

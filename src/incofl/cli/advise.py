@@ -65,7 +65,7 @@ def advise(
         print_table(
             lines, f"test accuracy in percent that each device gets, {tried[0].measure}, {len(numbers)} seed(s){best}"
         )
-        print_table(tried.gains, "what each level gains over its best baseline, in points")
+        print_table(tried.gains, f"what each level gains over its best baseline, in points{best}")
         typer.echo(GAP)
         typer.echo(tried.answer)
     typer.echo(f"tables and run folders in {out}; a page of them: incofl report {out} -o {out / 'report.html'}")

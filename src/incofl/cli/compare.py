@@ -56,10 +56,12 @@ def compare(
     title = f"test {results[0].metric}{unit}, {len(numbers)} seed(s), {results[0].measure}"
     if results.answer:
         typer.echo(results.answer)
-    print_table(table(results, results.called), title)
+    levels = [results.called(level) for level in sorted({level for one in results for level in one.by_level})]
+    print_table(table(results, results.called), title, optional=levels)
     typer.echo(CAPTION)
     if results.gains:
-        print_table(results.gains, "what each level of devices gains over its best baseline, in points")
+        how = ", each device with the best model that it holds" if results.best_path else ""
+        print_table(results.gains, f"what each level of devices gains over its best baseline, in points{how}")
         typer.echo(GAP)
     elif results[0].percent:
         typer.echo("no baseline among them: --baselines adds what the fleet can do without slices of one model")

@@ -78,8 +78,7 @@ class RunDisplay(Lines):
 
     def started(self, config: Config, federation: Federation, rows: list[Row]) -> None:
         super().started(config, federation, rows)
-        self._federation, self._names = federation, config.split.names
-        note = self.note(rows[-1]) if rows else ""
+        self._federation, note = federation, self.note(rows[-1]) if rows else ""
         self._live.update(self._rounds_bar, total=config.rounds, completed=len(rows), note=note)
         self._live.update(self._clients, total=config.cohort_size, completed=0)
 
@@ -109,7 +108,6 @@ class RunDisplay(Lines):
         for position, level in enumerate(result["levels"]):
             cells = self._federation.costs[level].cells(self._federation.clients_by_level[level])
             cells = {name: cells[name] for name in [*list(cells)[:4], "clients"]}
-            cells["level"] = self._names[level] if self._names else cells["level"]
             last = result["accuracy_by_level"][position] if evaluated else None
             lines += [] if lines else [[*cells, result["metric"], "rounds"]]
             lines.append([*cells.values(), *measured(last, [row["accuracy_by_level"][position] for row in shown])])
@@ -121,7 +119,8 @@ class RunDisplay(Lines):
             lines[0].append("best path")
             for line, level, value in zip(lines[1:], chosen, found, strict=True):
                 line.append("-" if value is None else f"{value:.3f} ({level})")
-            mean.append(f"{fmean(value for value in found if value is not None):.3f}")
+            known = [value for value in found if value is not None]
+            mean.append(f"{fmean(known):.3f}" if known else "-")
         print_table([*lines, ["mean", "", "", "", "", *mean]], title, self._console)
         if chosen:
             self._console.print("best path: the best of the models that a device holds, and of which level it is")
@@ -134,12 +133,17 @@ def sparkline(values: Sequence[float | None], highest: float, ascii_only: bool =
     return "".join(bars[round(step * (len(bars) - 1))] for step in steps)
 
 
-def print_table(lines: Sequence[Sequence[str]], title: str = "", console: Console | None = None) -> None:
-    """Prints a table, headings first; a narrow terminal wraps text and lacks some columns, but no word is cut."""
+def print_table(
+    lines: Sequence[Sequence[str]], title: str = "", console: Console | None = None, optional: Sequence[str] = ()
+) -> None:
+    """Prints a table, headings first; a narrow terminal wraps text and lacks some columns, but no word is cut.
+
+    The columns that a narrow terminal can do without are some that are usual, and before them those of ``optional``.
+    """
     console, least = console or make_console(), {column: _longest(column) for column in zip(*lines, strict=True)}
-    for optional in OPTIONAL:
+    for group in (tuple(optional), *OPTIONAL):
         if _width(least) > console.width:
-            least = {column: width for column, width in least.items() if not column[0].startswith(optional)}
+            least = {column: width for column, width in least.items() if not column[0].startswith(group)}
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column, width in least.items():
         whole = max(map(len, column)) == width  # there is nothing to wrap

@@ -35,6 +35,7 @@ def make_config(
     if unknown := sorted(objects.keys() - OBJECTS.keys()):
         raise TypeError(f"got an unexpected argument {unknown[0]!r}, expected one of {', '.join(OBJECTS)}")
     objects = {kind: value for kind, value in objects.items() if value is not None}
+    before = values.unused if isinstance(values, Config) else ()
     if isinstance(values, Config):
         plain, changed = values.to_dict(), changed_options(values)
         said = {key: plain[key] for key in KEYS} | changed if "method" in objects else plain
@@ -57,7 +58,7 @@ def make_config(
     config = resolve(_checked(tree, given, also))
     # A file may have sections for several methods: then the method is chosen apart from it.
     apart = given_tree if tree.get("method") != given_tree.get("method") else {}
-    unused = tree.keys() - KEYS - config.methods.keys() - apart.keys()
+    unused = {*tree, *before} - {*KEYS, *config.methods, *apart}
     return config if also else dataclasses.replace(config, unused=tuple(sorted(unused)))
 
 

@@ -21,7 +21,7 @@ Count = Annotated[int, Ge(1)]
 Population = Annotated[int, Ge(1), Le(10**8)]  # for each of which the server keeps a few bytes
 # Keys that may change when a run is resumed, because they cannot change its results.
 UNBOUND = {"rounds", "data.root", "split.names", "record.every", "record.window", "record.trackers"}
-UNBOUND |= {"record.tensorboard"}
+UNBOUND |= {"record.tensorboard", "eval.best_path"}
 UNBOUND |= {f"engine.{key}" for key in ("executor", "workers", "address", "trace", "client_memory")}
 
 
@@ -90,13 +90,21 @@ class SplitConfig:
     # what the devices of each level are called in tables and pages; left out, ``level 0`` and so on
     names: tuple[str, ...] | None = None
     # ``random``, or ``identity``: what not every level holds begins without effect, so that all levels start as the
-    # function of the smallest; ``identity-if-possible``: at random where the model or its pretrained values do not
-    # allow that; ``auto``: as the method says
+    # function of the smallest; ``identity-if-possible``: at random where the model does not allow that, and not of
+    # values that may be trained (``model.pretrained``, a module that is given as it is); ``auto``: as the method says
     start: Start | Literal["auto"] = "auto"
     # when larger levels open; until then their clients train the largest open one. None: at the start; ``plateau``: one
     # more when the loss stops falling; or one entry for each level but the smallest, a number of rounds or a share of
     # all; ``auto``: as the method says
     grow: Literal["plateau", "auto"] | tuple[Annotated[float, Ge(0)], ...] | None = "auto"
+
+
+HEADINGS = {"", "devices", "run", "rounds", "last", "best", "bytes", "time", "rejected", "status"}  # of other columns
+
+
+def called(names: object, level: int) -> str:
+    """What the devices of a level are called by ``split.names``, which may be of a damaged file, or none."""
+    return str(names[level]) if isinstance(names, list | tuple) and level < len(names) else f"level {level}"
 
 
 @options("task")
@@ -241,6 +249,7 @@ class Config:
         """Identifies everything that can change results: a run may be resumed only under the same digest."""
         off = "attack." if self.attack.kind is None else "-"  # what attackers would do, if there were any
         values = {k: v for k, v in self.flat().items() if k not in UNBOUND and not k.startswith(off)}
+        values["eval.best_path"] = False  # as in the digests of runs of which it was bound
         if "method" in self.objects:  # whose parts may have parameters that no section of a config has
             values["method"] = re.sub(r" at 0x[0-9a-f]+", "", repr(self.objects["method"]))
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -170,9 +170,9 @@ class Data:
 
     def halves(self, test: Examples) -> tuple[Examples, Examples]:
         """Test examples in two halves: by their people or devices if these are known, else every other one."""
-        groups = self.test.groups
+        groups = test.groups
         by_group = groups is not None and 0 < int((groups % 2).sum()) < len(groups)
-        odd = (test.groups if by_group and test.groups is not None else torch.arange(len(test))) % 2 == 1
+        odd = (groups if by_group and groups is not None else torch.arange(len(test))) % 2 == 1
         return test.pick(~odd), test.pick(odd)
 
     @property

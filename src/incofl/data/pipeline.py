@@ -87,7 +87,7 @@ class SignalPipeline(Pipeline):
 class Tokens(Pipeline):
     """Texts reach a model as whole numbers."""
 
-    formula = "the numbers of its tokens, as they are"
+    formula = "numbers of tokens, as they are"
 
     def test(self, x: Inputs) -> Inputs:
         return map_inputs(lambda tokens: tokens.long(), x)

@@ -23,8 +23,13 @@ def in_halves(even: Score, odd: Score) -> Score:
 def best_paths(
     task: Task, scores: Mapping[int, Score], levels: Sequence[int]
 ) -> tuple[dict[str, list[float]], list[int]]:
-    """The first metric with the best model that each level can hold, and whose that is on the whole test set."""
+    """The first metric with the best model that each level can hold, and whose that is on the whole test set.
+
+    Nothing if one half of the test set is empty.
+    """
     first, metric = task.first, task.all_metrics[task.first]
+    if any(first + half not in score.totals for score in scores.values() for half in HALVES):
+        return {}, []
 
     def value(level: int, part: str) -> float:
         found = float(metric.value(torch.as_tensor(scores[level].totals[first + part])))

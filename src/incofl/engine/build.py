@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from incofl.attacks import ON_DATA
 from incofl.config import Config, find_parts, load_config
+from incofl.config.schema import HEADINGS
 from incofl.costs import DeviceClass, assign, load_devices
 from incofl.data import Data
 from incofl.data.partition import VirtualPartition, make_partition, natural_partition
@@ -197,8 +198,9 @@ def outline(config: Config) -> Federation:
     model, method = build_model(config), build_method(config)
     splitter = build_splitter(config, model)
     names, levels = config.split.names, len(splitter.depths)
-    if names is not None and len(set(names)) != levels:
-        raise ConfigError(f"split.names: got {names}, expected a name of its own for each of {levels} levels")
+    if names is not None and (len(names), len({*names} - HEADINGS)) != (levels, levels):
+        hint = f"expected a name of its own for each of {levels} levels, none of {', '.join(sorted(HEADINGS))}"
+        raise ConfigError(f"split.names: got {names}, {hint}")
     growth = make_growth(config.split.grow, len(splitter.depths), config.rounds)
     return Federation(
         model=model,
@@ -226,7 +228,9 @@ def clients_of_fleet(devices: Sequence[DeviceClass], overrides: Sequence[str], w
     """The overrides with the clients that a fleet has; those that say something else are refused."""
     size = sum(device.count for device in devices)
     for key, _, value in (override.partition("=") for override in overrides):
-        if key.strip() == "split.counts" or (key.strip() == "data.clients" and value.strip() != str(size)):
+        if key.strip() in ("split.counts", "split.names") or (
+            key.strip() == "data.clients" and value.strip() != str(size)
+        ):
             raise ConfigError(f"--set {key}={value}: {where} has {size} clients; leave it out, or change the file")
     return [*overrides, f"data.clients={size}", "split.counts=none"]
 

@@ -11,7 +11,7 @@ Ours. It is HeteroAvg with four parts, each of which can be had for any method:
 - statistics of batch norm that levels of one width share (``buffers = by-width``), but for the smallest, whose own come
   from all clients;
 - the best path (``eval.best_path``): a device uses the best of the models that it holds, that of its own level or a
-  smaller one. So no device is worse off than with the smallest, also where few large clients have learned little.
+  smaller one. So that no device is worse off than with the smallest, also where few large clients have learned little.
 
 A model without residual branches that can be closed starts at random.
 

@@ -9,8 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from incofl.analysis.runs import called
 from incofl.config import read_toml
+from incofl.config.schema import called
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, RunError
 

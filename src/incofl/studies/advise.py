@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from incofl.config import AnyConfig, Config, make_config
+from incofl.config.schema import called
 from incofl.costs import Cost, DeviceClass
 from incofl.engine.build import build_data, clients_of_fleet, levels_of_fleet, outline
 from incofl.engine.federation import Federation
@@ -147,7 +148,8 @@ def place(
     given = clients_of_fleet(devices, overrides, "the fleet") if devices else overrides
     federations = {name: outline(make_config(config, [*given, f"method={name}"], **objects)) for name in methods}
     first = next(iter(federations.values()))
-    own = [Assigned(DeviceClass(f"level {n}", count), n) for n, count in enumerate(first.levels.counts) if count]
+    names = make_config(config, [*given, f"method={methods[0]}"], **objects).split.names
+    own = [Assigned(DeviceClass(called(names, n), count), n) for n, count in enumerate(first.levels.counts) if count]
     return federations, _assigned(devices, [one.costs for one in federations.values()]) if devices else own
 
 

@@ -153,7 +153,8 @@ def compare(
     page = write_tables(folder / "comparison", table(results, results.called), document)
     if results.gains:
         opening = f"{results.answer}\n\n{page.read_text()}"
-        page.write_text(f"{opening}\n{markdown(results.gains)}\n{GAP}\n", encoding="utf-8")
+        how = "; of the best model that each device holds" if results.best_path else ""
+        page.write_text(f"{opening}\n{markdown(results.gains)}\n{GAP}{how}\n", encoding="utf-8")
     write_csv(folder / "comparison.csv", results)
     return results
 
