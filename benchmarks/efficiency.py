@@ -45,8 +45,8 @@ ROWS = {
     "quarter": ("ResNet26, quarter width", "paper-cifar10", ["model.width=0.25"], 12, "at least 0.92"),
     "full": ("ResNet26, full width", "paper-cifar10", [], 4, "at least 0.95"),
     "vit": ("ViT of 12 blocks, width 64", "paper-vit-cifar10", [*_SMALL_VIT, "local.epochs=1"], 6, "none"),
-    "lstm": ("4 LSTM layers, width 128", "shakespeare", [], 6, "none"),
-    "transformer": ("text transformer, 6 blocks, width 128", "sst2", [], 6, "none"),
+    "lstm": ("4 LSTM layers, width 128", "shakespeare", ["method=incoavg"], 6, "none"),
+    "transformer": ("text transformer, 6 blocks, width 128", "sst2", ["method=incoavg"], 6, "none"),
     "lora": ("the same, LoRA of ranks 2 to 16, covered", "sst2", [*_RANKS, "method=covered"], 6, "at least 0.9"),
     "lora-svd": ("the same, LoRA of ranks 2 to 16, flexlora", "sst2", [*_RANKS, "method=flexlora"], 6, "at least 0.9"),
 }
