@@ -67,7 +67,7 @@ def demo(folder: Path) -> None:
         axes.plot(rounds, levels[:, level], color=colour, lw=1.4, label=name)
     axes.plot(rounds, levels.mean(1), color="black", lw=2.4, label="mean")
     axes.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1))
-    axes.set_title("make demo: five sizes of one network, digits, Dirichlet 0.5, incoavg", loc="left", fontsize=10)
+    axes.set_title("incofl run demo: five sizes of a network, digits, Dirichlet 0.5, fedfloor", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
     save(figure, "demo.png")
 

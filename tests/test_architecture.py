@@ -36,7 +36,7 @@ ORDER = [
 # ``Layout.infer`` is where users look for it, though what it calls is built on layouts: it imports when it is called.
 EXCEPTION = ("layout", "models")
 # Defaults that the documents name: the method of a config, and those of ``incofl compare``.
-DEFAULTS = {("config/schema.py", "incoavg"), ("cli/compare.py", "heteroavg"), ("cli/compare.py", "incoavg")}
+DEFAULTS = {("config/schema.py", "fedfloor"), ("cli/compare.py", "heteroavg"), ("cli/compare.py", "incoavg")}
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 
 

@@ -44,7 +44,7 @@ def test_default_folder_and_quiet(incofl: Shell, tmp_path: Path, monkeypatch: py
     assert code == 0
     assert "round 1/2" not in out
     (folder,) = (tmp_path / "runs").iterdir()
-    assert folder.name.startswith("incoavg-digits-s0-")
+    assert folder.name.startswith("fedfloor-digits-s0-")
 
 
 def test_run_without_evaluation_of_early_rounds(incofl: Shell, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def run(
 ) -> None:
     """Train a federation and print the accuracy of each level.
 
-    Without CONFIG it trains five sizes of a small ResNet on the embedded digits with InCo Aggregation.
+    Without CONFIG it trains five sizes of a small ResNet on the embedded digits by FedFloor.
     """
     from incofl.cli.display import RunDisplay
     from incofl.costs import human

@@ -205,7 +205,7 @@ class Config:
 
     seed: Annotated[int, Ge(0)] = 0  # seed of all random streams: weights, partition, cohorts, batches, augmentation
     rounds: Count = 50  # number of rounds
-    method: str = "incoavg"  # one of ``incofl list methods``, or your own ``Method`` as ``package.module:attribute``
+    method: str = "fedfloor"  # one of ``incofl list methods``, or your own ``Method`` as ``package.module:attribute``
     cohort: Count | Annotated[float, Gt(0), Lt(1)] = 0.4  # clients per round: a count, or a ratio below 1
     # batch-norm statistics: ``per-level`` (each size has its own), ``average`` over all (the paper), ``by-width``
     # (sizes of one width share theirs), ``static`` (measured for each size before an evaluation, on training images),
