@@ -13,6 +13,7 @@ from pathlib import Path
 
 import incofl
 from incofl.analysis.runs import RecordedRun
+from incofl.engine.best_path import BEST
 from incofl.methods import BASELINES, SLICES
 from incofl.statistics import plus_minus
 from incofl.studies.compare import folder_of, markdown
@@ -59,15 +60,16 @@ def gains(setting: Setting, option: str, baselines: Sequence[str]) -> str:
 
 def pages(rows: Sequence[Evaluation]) -> dict[Path, str]:
     """All tables, and the first alone with the differences that it is about."""
-    (setting,) = settings([row for row in rows if is_accuracy(row.metric)], lambda evaluated: evaluated[-1:])
+    read = settings([row for row in rows if is_accuracy(row.metric)], lambda evaluated: evaluated[-1:])
+    setting = next(one for one in read if one.metric == "accuracy" + BEST)
     sizes = setting.difference(ALL_LARGE, "allsmall", "2")
     assert sizes is not None
     ours = next(name for name, method in LONGER.items() if method == OURS)
     others = [name for name in LONGER if name != ours]
     seeds, commits = sorted({row.seed for row in rows}), sorted({row.commit for row in rows})
     note = (
-        "Test accuracy in percent after the last round, paired, ± half width of the 95 % interval over "
-        f"{len(seeds)} seeds. "
+        "Test accuracy in percent after the last round, each device with the best of the models that it holds, paired, "
+        f"± half width of the 95 % interval over {len(seeds)} seeds. "
         f"With the largest size for everybody it is {plus_minus(sizes, '+.1f')} points above the smallest for all."
     )
     first = [
