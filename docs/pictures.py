@@ -184,14 +184,14 @@ def pays() -> None:
 def horizon() -> None:
     """Over many rounds: each arm minus HeteroAvg, and minus everybody the smallest, mean and range of the seeds."""
     rows = [row for row in read_csv(RESULTS / "inco-b.csv") if row.metric == "accuracy"]
-    values = {(row.arm, row.seed, row.round): row.devices for row in rows}
+    values = {(row.arm, row.seed, row.round): row.devices for row in rows if row.devices is not None}
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     shown = {"HeteroAvg": ["released", "FedFloor", "allsmall"], "allsmall": ["HeteroAvg", "FedFloor", "fedavg"]}
     for axes, (other, arms) in zip(figure.subplots(1, 2, sharey=True), shown.items(), strict=True):
         for arm, colour in zip(arms, [COLOURS[0], COLOURS[4], COLOURS[2]], strict=True):
             rounds = sorted({round for name, _, round in values if name == arm})
             seeds = sorted({seed for name, seed, _ in values if name == arm})
-            gaps = np.array([[values[arm, s, r] - values[other, s, r] for r in rounds] for s in seeds])  # type: ignore
+            gaps = np.array([[values[arm, s, r] - values[other, s, r] for r in rounds] for s in seeds])
             axes.plot(rounds, gaps.mean(0), color=colour, label=arm)
             axes.fill_between(rounds, gaps.min(0), gaps.max(0), color=colour, alpha=0.2, lw=0)
         axes.axhline(0, color="black", lw=1)

@@ -61,11 +61,9 @@ def advise(
         typer.echo(json.dumps(_numbers(advice) | found, indent=2))
         return
     if lines:
-        best = ", with the best model that it holds" if tried.best_path else ""
-        print_table(
-            lines, f"test accuracy in percent that each device gets, {tried[0].measure}, {len(numbers)} seed(s){best}"
-        )
-        print_table(tried.gains, f"what each level gains over its best baseline, in points{best}")
+        title = f"test accuracy in percent that each device gets, {tried[0].measure}, {len(numbers)} seed(s)"
+        print_table(lines, title + tried.how)
+        print_table(tried.gains, f"what each level gains over its best baseline, in points{tried.how}")
         typer.echo(GAP)
         typer.echo(tried.answer)
     typer.echo(f"tables and run folders in {out}; a page of them: incofl report {out} -o {out / 'report.html'}")

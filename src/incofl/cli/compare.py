@@ -60,8 +60,7 @@ def compare(
     print_table(table(results, results.called), title, optional=levels)
     typer.echo(CAPTION)
     if results.gains:
-        how = ", each device with the best model that it holds" if results.best_path else ""
-        print_table(results.gains, f"what each level of devices gains over its best baseline, in points{how}")
+        print_table(results.gains, f"what each level of devices gains over its best baseline, in points{results.how}")
         typer.echo(GAP)
     elif results[0].percent:
         typer.echo("no baseline among them: --baselines adds what the fleet can do without slices of one model")

@@ -146,9 +146,9 @@ def place(
 ) -> tuple[dict[str, Federation], list[Assigned]]:
     """The federation of each method, and the largest level of each class of devices that fits it under all of them."""
     given = clients_of_fleet(devices, overrides, "the fleet") if devices else overrides
-    federations = {name: outline(make_config(config, [*given, f"method={name}"], **objects)) for name in methods}
-    first = next(iter(federations.values()))
-    names = make_config(config, [*given, f"method={methods[0]}"], **objects).split.names
+    configs = {name: make_config(config, [*given, f"method={name}"], **objects) for name in methods}
+    federations = {name: outline(chosen) for name, chosen in configs.items()}
+    first, names = federations[methods[0]], configs[methods[0]].split.names
     own = [Assigned(DeviceClass(called(names, n), count), n) for n, count in enumerate(first.levels.counts) if count]
     return federations, _assigned(devices, [one.costs for one in federations.values()]) if devices else own
 

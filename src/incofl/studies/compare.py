@@ -84,6 +84,11 @@ class Comparison(list[MethodResult]):
         return self.setting is not None and self.setting.metric.endswith(BEST)
 
     @property
+    def how(self) -> str:
+        """Which of its models a device uses, as the end of a title."""
+        return ", each device with the best model that it holds" if self.best_path else ""
+
+    @property
     def answer(self) -> str:
         """Which method to use, and how sure that is, in words."""
         return answer(self.setting, self.baselines) if self.setting else ""
@@ -153,8 +158,7 @@ def compare(
     page = write_tables(folder / "comparison", table(results, results.called), document)
     if results.gains:
         opening = f"{results.answer}\n\n{page.read_text()}"
-        how = "; of the best model that each device holds" if results.best_path else ""
-        page.write_text(f"{opening}\n{markdown(results.gains)}\n{GAP}{how}\n", encoding="utf-8")
+        page.write_text(f"{opening}\n{markdown(results.gains)}\n{GAP}{results.how}\n", encoding="utf-8")
     write_csv(folder / "comparison.csv", results)
     return results
 
