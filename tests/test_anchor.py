@@ -142,9 +142,19 @@ def test_without_share_the_smallest_level_is_trained_as_if_everybody_trained_it(
     ours, theirs = states
     start = federation.slice(0, 0).take(federation.start().state(0))
     assert any(job.level for job in jobs) or federation.method.name == "allsmall"
-    for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
     assert not all(torch.equal(value, start[name]) for name, value in ours.items())
+
+
+def test_the_norm_of_each_path_is_bounded_by_itself() -> None:
+    """After one step of SGD both have the norm lr * most; together, as without anchoring, they would be shorter."""
+    lr, most = 0.1, 0.2
+    options = (f"local.max_grad_norm={most}", "data.clients=3", "cohort=1")
+    federation = tiny_federation("method=heteroavg+anchor", *ONE_STEP, *options)
+    update = Worker(federation).train(federation.start(), Job(2, 2, 0)).update
+    small = federation.slice(0, 0).index.keys() & update.keys()  # levels of depth: whole tensors
+    for part in (small, update.keys() - small):
+        assert float(torch.stack([update[name].norm() for name in part]).norm()) == pytest.approx(lr * most, rel=1e-3)
 
 
 def test_with_a_share_the_smallest_level_learns_from_the_larger_ones_too() -> None:

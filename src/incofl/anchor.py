@@ -16,6 +16,8 @@ what the client holds in addition learns. Large clients take part in a round as 
 the time to do more when they do.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -68,12 +70,15 @@ class SmallestPath:
     anchor: Anchor
     module: nn.Module
     part: Slice  # where the smallest level's parameters lie in those of the larger one
+    prepare: Callable[[Inputs], Inputs] = lambda x: x  # a batch as the module computes with it
     output: list[Tensor] = field(default_factory=list)  # of the larger model in its last forward pass
     statistics: Tensors = field(default_factory=dict)  # of the smallest path, where levels have their own
     learned: Tensors | None = None  # the smallest path after the client's own epochs, in further ones
+    drawn: Tensor | None = None  # where its own random numbers are
 
     def begin(self, extra: Tensors) -> None:
-        """Takes over the statistics of the smallest level, if the server sent them."""
+        """Takes over the statistics of the smallest level, if the server sent them, and draws from here on its own."""
+        self.drawn = torch.default_generator.get_state()
         buffers = dict(self.module.named_buffers())
         sent = {name.removeprefix(SMALLEST): value for name, value in extra.items() if name.startswith(SMALLEST)}
         self.statistics = {name: buffers[name].copy_(value) for name, value in sent.items()}
@@ -99,19 +104,53 @@ class SmallestPath:
         """What the loss of a batch gets in addition; ``None`` in batches without."""
         if step % self.anchor.every:
             return None
-        own = self.part.look(dict(model.named_parameters()) | dict(model.named_buffers()))
+        own = self._alone(dict(model.named_parameters()) | dict(model.named_buffers()))
+        x = self.prepare(x)
         arguments = x if isinstance(x, tuple) else () if isinstance(x, dict) else (x,)
         (teacher,) = self.output
         self.module.train()
         for norm in frozen_norms(self.module).values():
             norm.eval()
-        output = _logits(functional_call(self.module, own, arguments, x if isinstance(x, dict) else None))
+        with self._own_draws():
+            output = _logits(functional_call(self.module, own, arguments, x if isinstance(x, dict) else None))
         total = self.anchor.weight * task.loss(output, y)
         if self.anchor.distil:
             t = self.anchor.temperature
             log_p, q = functional.log_softmax(output / t, 1), functional.softmax(teacher / t, 1)
             total = total + self.anchor.distil * t**2 * functional.kl_div(log_p, q, reduction="batchmean")
         return total
+
+    def clip(self, model: nn.Module, most: float) -> None:
+        """Bounds the norm of the gradient: that of the smallest path by itself, and that of what is beyond it."""
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        held = self._alone(gradients)
+        leaves = {n: p.detach() for n, p in self.module.named_parameters() if n in held}
+        for name, leaf in leaves.items():
+            leaf.grad = held[name]
+        self.part.write({name: torch.zeros_like(value) for name, value in held.items()}, gradients)
+        for part in (leaves, dict(model.named_parameters())):
+            nn.utils.clip_grad_norm_(part.values(), most)
+        self.part.write(held, gradients)
+
+    def _alone(self, tensors: Tensors) -> Tensors:
+        """The smallest path's part of a larger model's tensors, in memory as where the smallest model stands alone.
+
+        In other memory, other kernels would compute with it, and round sums in another order.
+        """
+        alone = dict(self.module.named_parameters())
+        held = {name: value for name, value in tensors.items() if name in self.part.index}
+        own = self.part.look(held).items()
+        return {name: torch.empty_like(alone[name]).copy_(value) if name in alone else value for name, value in own}
+
+    @contextmanager
+    def _own_draws(self) -> Iterator[None]:
+        """Inside, dropout draws what it draws where the smallest model stands alone; on a CPU."""
+        larger = torch.default_generator.get_state()
+        if self.drawn is not None:
+            torch.default_generator.set_state(self.drawn)
+        yield
+        self.drawn = torch.default_generator.get_state()
+        torch.default_generator.set_state(larger)
 
     def backward(self, loss: Tensor, added: Tensor | None, model: nn.Module) -> Tensor:
         """Computes the gradients of the loss of a batch and of the smallest path's, and returns the sum of both."""

@@ -300,8 +300,8 @@ def train(
         else:
             loss = smallest.backward(loss, added, model)
         rule.adjust(local)
-        if settings.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(parameters.values(), settings.max_grad_norm)
+        if (most := settings.max_grad_norm) is not None:
+            nn.utils.clip_grad_norm_(parameters.values(), most) if smallest is None else smallest.clip(model, most)
         optimizer.step()
         rule.correct(local)
         if held is not None:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,18 @@ class Cost:
         }
 
 
-def work(model: Model, splitter: Splitter, method: Method = PLAIN) -> list[int]:
+def forward_work(model: Model, splitter: Splitter) -> list[int]:
     """The multiply-accumulates of one example in a forward pass of each level, smallest first."""
-    found, forward = [], list[int]()
-    for level in range(len(splitter.depths)):
-        slice_ = splitter.slice(model.layout, level, 0, client=0)
-        forward.append(from_shapes(count_macs, model, slice_, 1))
+    slices = [splitter.slice(model.layout, level, 0, client=0) for level in range(len(splitter.depths))]
+    return [from_shapes(count_macs, model, slice_, 1) for slice_ in slices]
+
+
+def work(forward: Sequence[int], method: Method = PLAIN) -> list[int]:
+    """The same in all paths that a method trains in each level."""
+    found = []
+    for level in range(len(forward)):
         passes = method.client.passes(level)  # paths of smaller levels may be trained, too, one at a time
-        macs = round(sum(times * one for times, one in zip(passes, forward, strict=True)))
+        macs = round(sum(times * one for times, one in zip(passes, forward[: level + 1], strict=True)))
         anchored = method.anchor.on and level
         found.append(macs + (forward[0] // method.anchor.every if anchored else 0))
     return found
@@ -78,7 +82,7 @@ def work(model: Model, splitter: Splitter, method: Method = PLAIN) -> list[int]:
 def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Method = PLAIN) -> list[Cost]:
     """The cost of each level, smallest first."""
     found, activations, ranks = [], list[int](), model.layout.named_axes.get(RANK)
-    macs = work(model, splitter, method)
+    macs = work(forward_work(model, splitter), method)
     # Weights, the received copy that the update is measured against, gradients; Adam keeps two moments, SGD one.
     copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
     for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):

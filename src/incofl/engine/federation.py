@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from incofl.client import LocalSettings, Setting, Upload
-from incofl.costs import Cost, costs, work
+from incofl.costs import Cost, costs, forward_work, work
 from incofl.data import Data
 from incofl.data.partition import VirtualPartition
 from incofl.errors import ConfigError
@@ -85,15 +85,15 @@ class Federation:
     notes: tuple[str, ...] = ()  # what a user should know of how it was built
 
     @cached_property
-    def work(self) -> list[int]:
-        """The multiply-accumulates of one example of each level: all that the order of turns needs."""
-        return work(self.model, self.splitter, self.method)
+    def forward_work(self) -> list[int]:
+        """The multiply-accumulates of one example of each level, whatever the method makes of it."""
+        return forward_work(self.model, self.splitter)
 
     def turn(self, level: int) -> int:
         """The multiply-accumulates of one example in a turn, forward; further epochs leave out the smallest path."""
-        anchor = self.method.anchor
-        further = anchor.epochs(0, level) * (self.work[level] - self.work[0] // anchor.every)
-        return self.work[level] * self.local.epochs + further
+        anchor, each = self.method.anchor, work(self.forward_work, self.method)
+        further = anchor.epochs(0, level) * (each[level] - each[0] // anchor.every)
+        return each[level] * self.local.epochs + further
 
     @cached_property
     def costs(self) -> list[Cost]:
@@ -275,11 +275,13 @@ class Federation:
     def jobs(self, clients: Sequence[int], round: int, server: Server | None = None) -> list[Job]:
         """The turns of some clients, longest first; where channels are drawn, from those that the server has left.
 
-        The order is a function of the clients alone. Uploads are accumulated in it, so that sums of floats do not
-        depend on who finishes first.
+        The order is a function of the clients alone, of their examples and the level that they hold. Uploads are
+        accumulated in it, so that sums of floats do not depend on who finishes first, nor on the method: by
+        ``fedfloor`` the smallest level has the bits that it has by ``allsmall``.
         """
         jobs = [Job(client, self.level_of(client), round) for client in clients]
-        jobs.sort(key=lambda job: (-self.turn(job.level) * self.num_examples(job.client), job.client))
+        held, examples = self.levels, self.num_examples
+        jobs.sort(key=lambda job: (-self.forward_work[held[job.client]] * examples(job.client), job.client))
         counts: Mapping[str, Tensor] = {} if server is None else server.extra.get(COUNTS, {})
         for at, job in enumerate(jobs):
             drawn, counts = self.splitter.draw(self.model.layout, counts, job.level, round, job.client)

@@ -107,7 +107,7 @@ class Vectorised:
         vars(whole)["parameters"] = stack
         rule.begin(whole)
         local, leaves = whole, dict[str, Tensor]()
-        optimizer = FUSED[f.local.optimizer](list(stack.values()))
+        optimizer = FUSED[f.local.optimizer](list(stack.values()), padded=False)
         optimizer.begin(whole.settings.lr, f.local.momentum, f.local.nesterov, f.local.weight_decay)
         for number, step in enumerate(steps_of(f, jobs, parts)):
             active = len(step.sizes)

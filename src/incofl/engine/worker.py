@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -171,7 +172,8 @@ class Worker:
         small, large = (f.slice(level, job.round, job.client) for level in (0, job.level))
         names = small.index.keys() & (layout.parameters | layout.frozen | layout.given)
         index = {name: within(small.index[name], large.index[name], layout.shapes[name]) for name in names}
-        return SmallestPath(f.method.anchor, self.module(0, job.round), Slice(index, small.shapes))
+        module = self.module(0, job.round)
+        return SmallestPath(f.method.anchor, module, Slice(index, small.shapes), partial(self.input, module))
 
     def evaluate(self, server: Server, level: int, examples: Examples) -> Score:
         """The score of a level's sub-model on some examples, those of unseen clients under names of their own."""
