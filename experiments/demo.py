@@ -82,9 +82,9 @@ def pages(rows: Sequence[Evaluation]) -> dict[Path, str]:
         table(setting, {**OPTIONS, **{name: OPTIONS[of] for name, of in LONGER.items()}}),
         note,
         gains(setting, OURS, list(BASELINES)),
-        "For phones, whose training is that of `allsmall` but for rounding, a seed counts from "
-        f"-{NOT_WORSE} points on. FedFloor's larger clients make {EPOCHS} epochs in a turn, all others one. "
-        f"The stricter reading: everybody makes {EPOCHS} and nobody more, also the phones ({len(LONGER_SEEDS)} seeds).",
+        f"For phones, who get what `allsmall` gives them, a seed counts from -{NOT_WORSE} points on. "
+        f"FedFloor's larger clients make {EPOCHS} epochs in a turn, all others one. The stricter reading: "
+        f"everybody makes {EPOCHS} and nobody more, also the phones ({len(LONGER_SEEDS)} seeds).",
         gains(setting, ours, others),
         f"`python experiments/demo.py`, commit {', '.join(commits)}.",
     ]
