@@ -33,7 +33,8 @@ from incofl.engine.build import build
 from incofl.engine.federation import Federation, Job
 from incofl.engine.progress import Progress
 from incofl.engine.run_folder import Row
-from incofl.engine.worker import keep_freed_memory, layout_of, worker_environment
+from incofl.engine.worker import keep_freed_memory, worker_environment
+from incofl.path import image_format
 from incofl.seeds import Purpose, torch_rng
 from incofl.split import submodel
 
@@ -69,7 +70,7 @@ class Bare:
         for level in f.levels_in_use:
             piece = f.slice(level, 0)
             model = submodel(f.model.template, f.model.layout, piece)
-            cls.models[level] = model.to(memory_format=layout_of(model))  # type: ignore[call-overload]
+            cls.models[level] = model.to(memory_format=image_format(model))  # type: ignore[call-overload]
             cls.models[level].load_state_dict(piece.take(f.model.initial))
 
     @classmethod
@@ -81,7 +82,7 @@ class Bare:
         rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
         for x, y in local_batches(f.data.train, f.partition[job.client], f.data.pipeline, f.local, rng):
             if x.dim() == 4:
-                x = x.to(memory_format=layout_of(model))
+                x = x.to(memory_format=image_format(model))
             loss = functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -35,7 +35,8 @@ from incofl.data.pipeline import local_batches
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
 from incofl.engine.round import RoundStats, run_round
-from incofl.engine.worker import keep_freed_memory, layout_of
+from incofl.engine.worker import keep_freed_memory
+from incofl.path import image_format
 from incofl.seeds import Purpose, torch_rng
 from incofl.split import submodel
 
@@ -85,7 +86,7 @@ class Case:
         self._models: dict[int, tuple[nn.Module, torch.optim.Optimizer]] = {}
         for level in f.levels_in_use:
             module = submodel(f.model.template, f.model.layout, f.slice(level, 0))
-            module = module.to(memory_format=layout_of(module))  # type: ignore[call-overload]
+            module = module.to(memory_format=image_format(module))  # type: ignore[call-overload]
             module.load_state_dict(f.slice(level, 0).take(f.model.initial))
             self._models[level] = module.train(), f.local.make_optimizer(module.parameters())
 
@@ -109,7 +110,7 @@ class Case:
             rng = torch_rng(f.seed, Purpose.TRAINING, job.round, job.client)
             for x, y in local_batches(f.data.train, part, f.data.pipeline, f.local, rng):
                 if x.dim() == 4:
-                    x = x.to(memory_format=layout_of(model))
+                    x = x.to(memory_format=image_format(model))
                 loss = functional.cross_entropy(model(x), y)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]

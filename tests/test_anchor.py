@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional
 
 import incofl
-from incofl.anchor import within
 from incofl.engine.executor import InProcess
 from incofl.engine.federation import Job
 from incofl.engine.round import RoundStats, run_round
 from incofl.engine.worker import Worker
 from incofl.errors import ConfigError
 from incofl.flower.protocol import most_steps
+from incofl.path import within
 from incofl.split import submodel
 from tests.federations import tiny_config, tiny_federation
 from tests.split.test_growth import tensors
@@ -82,17 +82,6 @@ def test_the_plan_counts_the_smallest_path() -> None:
     static = tiny_federation("method=heteroavg+anchor", "buffers=static").costs
     assert [cost.bytes_up for cost in static] == [cost.bytes_up for cost in plain]
     assert anchored[2].memory > plain[2].memory
-
-
-def test_a_slice_in_a_slice() -> None:
-    small = (slice(0, 2), torch.tensor([0, 1, 8, 9]))
-    large = (slice(0, 4), torch.tensor([0, 1, 2, 3, 8, 9, 10, 11]))
-    rows, columns = within(small, large, (8, 16))
-    assert rows == slice(0, 2)
-    assert isinstance(columns, torch.Tensor)
-    assert columns.tolist() == [0, 1, 4, 5]
-    with pytest.raises(ValueError, match="not part of"):
-        within((slice(2, 6),), (slice(0, 4),), (8,))
 
 
 def test_windows_that_move_have_no_smallest_path() -> None:

@@ -15,6 +15,7 @@ ORDER = [
     ["tensors", "seeds", "options", "imports", "optimizers"],
     ["layout", "schedule", "task"],
     ["split", "transform"],
+    ["path"],
     ["inco", "aggregate", "anchor"],
     ["upload"],
     ["client"],

@@ -16,7 +16,7 @@ what the client holds in addition learns. Large clients take part in a round as 
 the time to do more when they do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -24,13 +24,11 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 
-from incofl.layout import frozen_norms
 from incofl.options import options
-from incofl.split import Slice
-from incofl.split.slices import ALL, Index
+from incofl.path import Path
+from incofl.split.slices import ALL
 from incofl.task import Task
 from incofl.tensors import Inputs, Tensors
 
@@ -65,12 +63,10 @@ class Anchor:
 
 @dataclass
 class SmallestPath:
-    """The smallest level's sub-model inside a larger one: a module whose parameters are those of the larger."""
+    """The smallest level's model inside a larger one, in a turn."""
 
     anchor: Anchor
-    module: nn.Module
-    part: Slice  # where the smallest level's parameters lie in those of the larger one
-    prepare: Callable[[Inputs], Inputs] = lambda x: x  # a batch as the module computes with it
+    path: Path
     output: list[Tensor] = field(default_factory=list)  # of the larger model in its last forward pass
     statistics: Tensors = field(default_factory=dict)  # of the smallest path, where levels have their own
     learned: Tensors | None = None  # the smallest path after the client's own epochs, in further ones
@@ -79,7 +75,7 @@ class SmallestPath:
     def begin(self, extra: Tensors) -> None:
         """Takes over the statistics of the smallest level, if the server sent them, and draws from here on its own."""
         self.drawn = torch.default_generator.get_state()
-        buffers = dict(self.module.named_buffers())
+        buffers = dict(self.path.module.named_buffers())
         sent = {name.removeprefix(SMALLEST): value for name, value in extra.items() if name.startswith(SMALLEST)}
         self.statistics = {name: buffers[name].copy_(value) for name, value in sent.items()}
 
@@ -94,25 +90,19 @@ class SmallestPath:
     @torch.no_grad()
     def hold(self, model: nn.Module) -> None:
         """Keeps the smallest path as it is at the first call, whatever steps have been made since."""
-        parameters: Tensors = {name: value for name, value in model.named_parameters() if name in self.part.index}
+        parameters: Tensors = {name: value for name, value in model.named_parameters() if name in self.path.part.index}
         if self.learned is None:
-            self.learned = self.part.take(parameters)
+            self.learned = self.path.part.take(parameters)
         else:
-            self.part.write(self.learned, parameters)
+            self.path.part.write(self.learned, parameters)
 
     def loss(self, model: nn.Module, task: Task, x: Inputs, y: Tensor, step: int) -> Tensor | None:
         """What the loss of a batch gets in addition; ``None`` in batches without."""
         if step % self.anchor.every:
             return None
-        own = self._alone(dict(model.named_parameters()) | dict(model.named_buffers()))
-        x = self.prepare(x)
-        arguments = x if isinstance(x, tuple) else () if isinstance(x, dict) else (x,)
-        (teacher,) = self.output
-        self.module.train()
-        for norm in frozen_norms(self.module).values():
-            norm.eval()
         with self._own_draws():
-            output = _logits(functional_call(self.module, own, arguments, x if isinstance(x, dict) else None))
+            output = _logits(self.path(model, x))
+        (teacher,) = self.output
         total = self.anchor.weight * task.loss(output, y)
         if self.anchor.distil:
             t = self.anchor.temperature
@@ -123,24 +113,14 @@ class SmallestPath:
     def clip(self, model: nn.Module, most: float) -> None:
         """Bounds the norm of the gradient: that of the smallest path by itself, and that of what is beyond it."""
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        held = self._alone(gradients)
-        leaves = {n: p.detach() for n, p in self.module.named_parameters() if n in held}
+        held = self.path.own(gradients)
+        leaves = {n: p.detach() for n, p in self.path.module.named_parameters() if n in held}
         for name, leaf in leaves.items():
             leaf.grad = held[name]
-        self.part.write({name: torch.zeros_like(value) for name, value in held.items()}, gradients)
+        self.path.part.write({name: torch.zeros_like(value) for name, value in held.items()}, gradients)
         for part in (leaves, dict(model.named_parameters())):
             nn.utils.clip_grad_norm_(part.values(), most)
-        self.part.write(held, gradients)
-
-    def _alone(self, tensors: Tensors) -> Tensors:
-        """The smallest path's part of a larger model's tensors, in memory as where the smallest model stands alone.
-
-        In other memory, other kernels would compute with it, and round sums in another order.
-        """
-        alone = dict(self.module.named_parameters())
-        held = {name: value for name, value in tensors.items() if name in self.part.index}
-        own = self.part.look(held).items()
-        return {name: torch.empty_like(alone[name]).copy_(value) if name in alone else value for name, value in own}
+        self.path.part.write(held, gradients)
 
     @contextmanager
     def _own_draws(self) -> Iterator[None]:
@@ -157,9 +137,9 @@ class SmallestPath:
         if self.anchor.share < 1:
             loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
             parameters = dict(model.named_parameters())
-            held = {name: p.grad for name in self.part.index if (p := parameters.get(name)) is not None}
+            held = {name: p.grad for name in self.path.part.index if (p := parameters.get(name)) is not None}
             gradients = {name: gradient for name, gradient in held.items() if gradient is not None}
-            self.part.put(self.part.look(gradients), gradients, self.anchor.share - 1)
+            self.path.part.put(self.path.part.look(gradients), gradients, self.anchor.share - 1)
             loss = loss.detach()
         total = loss if added is None else loss + added
         if total.requires_grad:
@@ -172,15 +152,3 @@ def _logits(output: Any) -> Tensor:
     output = getattr(output, "logits", output)
     last: Tensor = output[-1] if isinstance(output, list | tuple) else output
     return last
-
-
-def within(small: tuple[Index, ...], large: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[Index, ...]:
-    """Where the positions of a slice of a tensor lie in a larger slice of it that holds them all."""
-    found = []
-    for inner, outer, size in zip(small, large, shape, strict=True):
-        held, wanted = torch.arange(size)[outer], torch.arange(size)[inner]
-        at = torch.searchsorted(held, wanted).clamp(max=len(held) - 1)  # both are in ascending order
-        if not torch.equal(held[at], wanted):
-            raise ValueError("the smaller slice is not part of the larger one")
-        found.append(slice(int(at[0]), int(at[-1]) + 1) if int(at[-1] - at[0]) + 1 == len(at) else at)
-    return tuple(found)

@@ -12,8 +12,9 @@ from incofl.engine.backend import make_executor
 from incofl.engine.build import build
 from incofl.engine.executor import InProcess
 from incofl.engine.processes import WorkerProcesses
-from incofl.engine.worker import Worker, layout_of
+from incofl.engine.worker import Worker
 from incofl.errors import ConfigError
+from incofl.path import image_format
 from tests.federations import tiny_config
 
 
@@ -84,7 +85,7 @@ def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
 def test_narrow_shortcuts_are_not_computed_channels_last(channels: int, stride: int, last: bool) -> None:
     """Of a strided 1x1 convolution of few channels oneDNN's backward pass destroys the heap."""
     module = torch.nn.Sequential(torch.nn.Conv2d(channels, 16, 1, stride), torch.nn.Conv2d(16, 16, 3))
-    assert layout_of(module) == (torch.channels_last if last else torch.contiguous_format)
+    assert image_format(module) == (torch.channels_last if last else torch.contiguous_format)
 
 
 def test_a_model_that_cannot_compute_channels_last_trains_all_the_same(tmp_path: Path) -> None:

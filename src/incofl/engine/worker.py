@@ -11,14 +11,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from incofl.anchor import SmallestPath, within
+from incofl.anchor import SmallestPath
 from incofl.client import Batch, ClientInput, LocalSettings, Trainee, Upload, train
 from incofl.data import Examples
 from incofl.data.pipeline import EVAL_BATCH, eval_batches, local_batches
@@ -27,6 +26,7 @@ from incofl.engine.federation import Federation, Job
 from incofl.engine.stacked_batches import Declined
 from incofl.engine.vectorised import StackJob, Vectorised
 from incofl.evaluate import evaluate, measure_buffers
+from incofl.path import Path, image_format, within
 from incofl.seeds import Purpose, seed_of, torch_rng
 from incofl.server import Server
 from incofl.split import Slice, submodel
@@ -68,7 +68,7 @@ class Worker:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         self._modules: dict[tuple[int, bool], nn.Module] = {}  # by level, and whether a client's slice is its own
-        self._layouts: dict[nn.Module, torch.memory_format] = {}
+        self._formats: dict[nn.Module, torch.memory_format] = {}
         self._trainees: dict[nn.Module, Trainee] = {}
         self._vectorised: dict[nn.Module, Vectorised | Declined] = {}
         self._sent: dict[int, tuple[Server, Slice, Tensors, Tensors]] = {}  # by level, what its last client received
@@ -173,7 +173,7 @@ class Worker:
         names = small.index.keys() & (layout.parameters | layout.frozen | layout.given)
         index = {name: within(small.index[name], large.index[name], layout.shapes[name]) for name in names}
         module = self.module(0, job.round)
-        return SmallestPath(f.method.anchor, module, Slice(index, small.shapes), partial(self.input, module))
+        return SmallestPath(f.method.anchor, Path(module, Slice(index, small.shapes), self._formats[module]))
 
     def evaluate(self, server: Server, level: int, examples: Examples) -> Score:
         """The score of a level's sub-model on some examples, those of unseen clients under names of their own."""
@@ -213,11 +213,11 @@ class Worker:
         f = self._federation
         if (key := (level, client is not None and f.splitter.by_client)) not in self._modules:
             module = submodel(f.model.template, f.model.layout, f.slice(level, round, client)).to(f.device)
-            layout = layout_of(module)
-            if layout == torch.channels_last and not computes_channels_last(module, f.model.example(2)):
-                layout = torch.contiguous_format
-            self._modules[key] = module.to(memory_format=layout)  # type: ignore[call-overload]  # not among its typed forms
-            self._layouts[module] = layout
+            format = image_format(module)
+            if format == torch.channels_last and not computes_channels_last(module, f.model.example(2)):
+                format = torch.contiguous_format
+            self._modules[key] = module.to(memory_format=format)  # type: ignore[call-overload]  # not among its typed forms
+            self._formats[module] = format
             f.method.client.prepare(module, f.model.layout)
             f.method.client.nest(module, f.model.layout, f.splitter, level)
             if f.compile:
@@ -235,31 +235,14 @@ class Worker:
 
         def moved(tensor: Tensor) -> Tensor:
             image = tensor.dim() == 4 and tensor.is_floating_point()
-            layout = self._layouts[module] if image else torch.contiguous_format
-            return tensor.to(self._federation.device, memory_format=layout)
+            format = self._formats[module] if image else torch.contiguous_format
+            return tensor.to(self._federation.device, memory_format=format)
 
         return map_inputs(moved, x)
 
     def _on_device(self, state: Tensors) -> Tensors:
         device = self._federation.device
         return state if device == "cpu" else {name: value.to(device) for name, value in state.items()}
-
-
-# Strided 1x1 convolutions of fewer input channels are not computed channels-last: oneDNN's gradient of their weights
-# writes beyond its memory where there are fewer channels than it takes at a time, 8 or with AVX-512 16
-# (https://github.com/uxlfoundation/oneDNN/issues/6035). It ends the process or, worse, does not.
-SAFE_CHANNELS = 16
-
-
-def layout_of(module: nn.Module) -> torch.memory_format:
-    """How a module computes with images: channels last, which is faster, where that is safe."""
-    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
-    narrow = any(
-        layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels < SAFE_CHANNELS
-        for layer in convolutions
-    )
-    others = any(parameter.dim() > 4 for parameter in module.parameters())  # have no such layout
-    return torch.contiguous_format if narrow or others or not convolutions else torch.channels_last
 
 
 def computes_channels_last(module: nn.Module, example: Inputs) -> bool:

@@ -15,19 +15,16 @@ beyond a drawn width move on by its momentum; the original has plain SGD.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 
-from incofl.anchor import within
 from incofl.client import ClientRule, Local, Setting
-from incofl.layout import Layout, frozen_norms
+from incofl.layout import Layout
 from incofl.method import Method, ServerRule
 from incofl.options import options
+from incofl.path import Path, image_format, within
 from incofl.split import Slice, Splitter, WidthRule, submodel
 from incofl.tensors import Inputs, call
 
@@ -67,32 +64,16 @@ def soft_loss(output: Tensor, teacher: Tensor) -> Tensor:
     return functional.cross_entropy(output, teacher.detach().softmax(1))
 
 
-@dataclass(frozen=True)
-class Path:
-    """A smaller level's sub-model inside a larger one, whose parameters it computes with."""
-
-    module: nn.Module
-    part: Slice  # where its parameters lie in those of the larger one
-
-    def __call__(self, model: nn.Module, x: Inputs) -> Any:
-        own = self.part.look(dict(model.named_parameters()) | dict(model.named_buffers()))
-        self.module.train(model.training)
-        for norm in frozen_norms(self.module).values():
-            norm.eval()
-
-        def run(*inputs: Tensor, **named: Tensor) -> Any:
-            return functional_call(self.module, own, inputs, named)
-
-        return call(run, x)
-
-
 def path_in(model: nn.Module, layout: Layout, splitter: Splitter, inner: int, level: int) -> Path:
     """The path of a smaller level in a larger level's module."""
     small, large = (splitter.slice(layout, at) for at in (inner, level))
     names = small.index.keys() - layout.buffers
     index = {name: within(small.index[name], large.index[name], layout.shapes[name]) for name in names}
-    device = next(model.parameters()).device
-    return Path(submodel(model, layout, small).to(device), Slice(index, small.shapes))
+    module = submodel(model, layout, small).to(next(model.parameters()).device)
+    images = [parameter for parameter in model.parameters() if parameter.dim() == 4]
+    last = all(parameter.is_contiguous(memory_format=torch.channels_last) for parameter in images)
+    format = image_format(module) if last else torch.contiguous_format
+    return Path(module.to(memory_format=format), Slice(index, small.shapes), format)  # type: ignore[call-overload]
 
 
 fjord = Method("fjord", FjORD(), ServerRule("samples"), WidthRule())
