@@ -3,11 +3,12 @@
 usage: python -m tests.torture [--kills 50] [--seed 0] [--folder DIR]
 
 The run has two worker processes and a method whose clients remember something. When it is finished, it is compared with
-an undisturbed run and started anew, until all kills are spent. Its processes are forks of one that has already imported
-what the command imports, which takes longer than the run; the workers are as always.
+an undisturbed run and started anew, until all kills are spent. Its processes, workers too, are forks of one that has
+already imported what they import, which takes longer than the run.
 """
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -16,7 +17,10 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +28,64 @@ KEYS = ["method=incoscaffold", "data.clients=10", "data.limit=200", "cohort=4", 
 KEYS += ["local.epochs=1", "rounds=12", "engine.workers=2", "eval.limit=50", "record.every=4"]
 
 
+FORKS = multiprocessing.get_context("forkserver")
+SERVER: Any = forkserver._forkserver
+
+
 def start(folder: Path) -> BaseProcess:
     """Starts or resumes the run, in a process of its own."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["incofl.cli", "incofl.engine.run"])
-    process = context.Process(target=run, args=(folder,))
+    FORKS.set_forkserver_preload(["incofl.cli", "incofl.engine.run", "incofl.engine.processes"])
+    forkserver.ensure_running()
+    process = FORKS.Process(target=run, args=(folder, SERVER._forkserver_address))
     process.start()
     return process
 
 
-def run(folder: Path) -> None:
+class Descriptor:
+    """An open file that a process gets from the one that starts it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return opened, (DupFd(self.number),)
+
+
+def opened(passed: Any) -> int:
+    """The number of such a file in the new process."""
+    number: int = passed.detach()
+    return number
+
+
+class Fork:
+    """In the place of a fresh interpreter: a fork that has imported what it imports."""
+
+    def __init__(self, module: str, *arguments: int, pass_fds: Sequence[int], **_: Any) -> None:
+        place = len(arguments) - len(pass_fds)  # what comes before the files
+        passed = [*arguments[:place], *map(Descriptor, arguments[place:])]
+        self._process = FORKS.Process(target=work, args=(module, passed))
+        self._process.start()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self) -> int:
+        self._process.join()
+        return self._process.exitcode or 0
+
+
+def work(module: str, arguments: list[int]) -> None:
+    sys.argv = ["-c", *map(str, arguments)]
+    importlib.import_module(module).main()
+
+
+def run(folder: Path, address: str) -> None:
     """The command line, which says what is wrong in a file beside the folder."""
     from incofl.cli import main
+    from incofl.engine import processes
 
+    SERVER._forkserver_address, SERVER.ensure_running = address, lambda: None  # workers are forks of the same process
+    processes.start_python = Fork  # type: ignore[assignment]
     log = os.open(f"{folder}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log, stream.fileno())
