@@ -1,5 +1,6 @@
 """Exact counts of the paper's models, and the fit of models to devices."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,18 @@ def test_activation_estimate_equals_what_autograd_keeps() -> None:
         real.train()(torch.zeros(16, 1, 8, 8))
     measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     assert activation_bytes(model.template, model.example(16)) == pytest.approx(measured, rel=0.02)
+
+
+def test_an_estimate_keeps_nothing() -> None:
+    """Neither activations nor the graph that holds them; each estimate kept both when hooks returned tensors."""
+
+    def alive() -> int:
+        gc.collect()
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    module, before = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sigmoid()), alive()
+    assert activation_bytes(module, torch.zeros(2, 4)) > 0
+    assert alive() == before + 2  # the layer's own
 
 
 TEXTS = ModelOptions(shape=(12,), classes=20, vocabulary=20, sequence=True)

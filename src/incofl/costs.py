@@ -189,13 +189,12 @@ def activation_bytes(module: nn.Module, batch: Inputs) -> int:
     own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
     kept: dict[int, Tensor] = {}  # as long as a tensor is held, the address of its storage is not used again
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack(tensor: Tensor) -> None:  # and keeps nothing: a tensor would keep the graph, and the graph the tensor
         if (key := tensor.untyped_storage()._cdata) not in own:
-            kept[key] = tensor
-        return tensor
+            kept[key] = tensor.detach()
 
     module.train()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda nothing: nothing):
         call(module, batch)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
