@@ -161,6 +161,15 @@ def test_a_backdoor_in_the_data() -> None:
     assert bool((test.x[..., -2:, -2:] == 255).all())
 
 
+def test_the_poisoned_share_is_rounded_up() -> None:
+    """Of the attacker's five examples three, by a share of a half; of the other client's, none."""
+    data = Data((torch.zeros(9, 1, 8, 8, dtype=torch.uint8), torch.arange(9) % 3), classes=10)
+    attack = Attack(kind="backdoor", target=7)
+    train = attack.poison(data, [torch.arange(4), torch.arange(4, 9)], {1}, 0).train
+    assert int((train.y[4:] == 7).sum()) == int(train.x[4:].flatten(1).any(1).sum()) == 3
+    assert torch.equal(train.y[:4], data.train.y[:4])
+
+
 def test_a_trigger_on_larger_images() -> None:
     x = with_trigger(torch.zeros(1, 1, 28, 28))
     assert float(x.sum()) == 9  # 3 x 3 ones

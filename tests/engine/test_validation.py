@@ -425,7 +425,7 @@ def test_no_part_of_an_upload_may_be_out_of_bounds(part: str, method: str, value
     name = max(name for name in table if table[name].is_floating_point() and not name.endswith("running_var"))
     changed = dataclasses.replace(upload, **{part: table | {name: torch.full_like(table[name], value)}})
     assert Validation(server).accept(upload) is upload
-    with pytest.raises(incofl.errors.UploadError, match="is not finite|has values up to"):
+    with pytest.raises(incofl.errors.UploadError, match=r"is not finite|has values up to"):
         Validation(server, ValidationConfig(norm="off")).accept(changed)
 
 

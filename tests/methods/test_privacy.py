@@ -216,7 +216,7 @@ def test_what_is_spent_counts_the_round_that_is_made(federation: Federation) -> 
 def test_delta_may_be_one_over_the_clients_and_the_noise_of_the_count_more_than_half() -> None:
     """At most one over ten clients; twice the noise of the count is more than that of both together."""
     assert Privacy(noise=4.0, delta=0.1).for_fleet(4, 10, 5).noise == 4
-    with pytest.raises(ConfigError, match="privacy.delta: got 0.11"):
+    with pytest.raises(ConfigError, match=r"privacy.delta: got 0.11"):
         Privacy(noise=4.0, delta=0.11).for_fleet(4, 10, 5)
     assert Privacy(noise=4.0, quantile=0.5, count_noise=2.01).for_fleet(4, 10, 5).count_noise == 2.01
     with pytest.raises(ConfigError, match="expected more than half of the noise, 2"):
