@@ -40,7 +40,11 @@ def upload(client: int, level: int, value: float) -> Upload:
 
 
 def sent(attack: Attack, value: float = 2.0) -> Upload:
-    return attack.sent(upload(0, 0, value), federation().start())
+    return sent_of(attack, upload(0, 0, value))
+
+
+def sent_of(attack: Attack, honest: Upload) -> Upload:
+    return attack.sent(honest, federation().start())
 
 
 def test_flipped_scaled_and_out_of_bounds() -> None:
@@ -54,6 +58,24 @@ def test_flipped_scaled_and_out_of_bounds() -> None:
     ):
         for value in sent(attack).update.values():
             torch.testing.assert_close(value, torch.full_like(value, want), equal_nan=True)
+
+
+@pytest.mark.parametrize(("kind", "want"), [("not-a-number", math.nan), ("magnitude", 1e30)])
+def test_what_is_everywhere_is_in_every_part(kind: str, want: float) -> None:
+    """Statistics, and what a method uploads in addition; counters, which hold no such value, stay."""
+    ones, counter = torch.ones(2), torch.tensor(5)
+    tables = {"buffers": {"m": ones, "n": counter}, "extra": {"w": ones}, "smallest": {"m": ones}}
+    made = sent_of(Attack(kind=kind), dataclasses.replace(upload(0, 0, 2.0), **tables))
+    for value in (*made.update.values(), made.buffers["m"], made.extra["w"], made.smallest["m"]):
+        torch.testing.assert_close(value, torch.full_like(value, want), equal_nan=True)
+    assert made.buffers["n"] is counter
+
+
+def test_scales_that_are_left_out() -> None:
+    """As in docs/robustness.md; a scale of 0 is one that is given."""
+    kinds = ("sign-flip", "scaling", "noise", "inner-product", "magnitude")
+    assert [Attack(kind=kind).factor for kind in kinds] == [1.0, 100.0, 10.0, 1.0, 1e30]
+    assert Attack(kind="scaling", scale=0.0).factor == 0.0
 
 
 def test_wrong_shapes() -> None:
@@ -139,6 +161,15 @@ def test_a_backdoor_in_the_data() -> None:
     assert bool((test.x[..., -2:, -2:] == 255).all())
 
 
+def test_the_poisoned_share_is_rounded_up() -> None:
+    """Of the attacker's five examples three, by a share of a half; of the other client's, none."""
+    data = Data((torch.zeros(9, 1, 8, 8, dtype=torch.uint8), torch.arange(9) % 3), classes=10)
+    attack = Attack(kind="backdoor", target=7)
+    train = attack.poison(data, [torch.arange(4), torch.arange(4, 9)], {1}, 0).train
+    assert int((train.y[4:] == 7).sum()) == int(train.x[4:].flatten(1).any(1).sum()) == 3
+    assert torch.equal(train.y[:4], data.train.y[:4])
+
+
 def test_a_trigger_on_larger_images() -> None:
     x = with_trigger(torch.zeros(1, 1, 28, 28))
     assert float(x.sum()) == 9  # 3 x 3 ones
@@ -168,6 +199,16 @@ def test_only_uploads_of_attackers_change(tmp_path: Path) -> None:
 
     assert found(Attack(kind="sign-flip")) == [(0, 1.0), (1, None), (2, -2.0), (3, -4.0)]
     assert found(Attack(kind="inner-product")) == [(0, 1.0), (1, None), (2, -3.0), (3, -3.0)]
+
+
+def test_how_little_follows_from_the_cohort(tmp_path: Path) -> None:
+    """Three of ten attack, with 1, 2 and 4: mean 7/3, variance 7 - 49/9; 4 of 7 honest ones are beyond z."""
+    given: list[list[Upload | Lost]] = [[upload(k, 0, value) for k, value in enumerate((1.0, 2.0, 4.0))]]
+    executor = UnderAttack(Played(given), Attack(kind="little-is-enough"), frozenset({0, 1, 2}), tmp_path)
+    ((made, *_),) = executor.train(federation().start(), [Job(client, 0, 0) for client in range(10)])
+    assert isinstance(made, Upload)
+    want = 7 / 3 - NormalDist().inv_cdf(4 / 7) * math.sqrt(7 - 49 / 9)
+    assert float(made.update["stem.bias"][0]) == pytest.approx(want, rel=1e-5)
 
 
 def test_what_is_replayed(tmp_path: Path) -> None:

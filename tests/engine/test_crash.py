@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import incofl
 from incofl.analysis.runs import RecordedRun
 from incofl.engine import files
-from incofl.engine.files import PRIVATE, read_header, read_sealed, write_sealed
+from incofl.engine.files import PRIVATE, append_line, atomic_write, read_header, read_sealed, write_sealed
 from incofl.engine.progress import Progress
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import RunError
@@ -214,6 +215,26 @@ def test_sealed_files(tmp_path: Path) -> None:
         path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
         with pytest.raises(RunError, match="damaged"):
             read_sealed(path)
+
+
+def test_what_is_written_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is synced before it gets its name, and the folder, which holds the name, after that; lines at once."""
+    done, sync, replace = list[str](), os.fsync, Path.replace
+
+    def noted_sync(file: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
+        sync(file)
+
+    def noted_replace(path: Path, target: Path) -> Path:
+        done.append("name")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    atomic_write(tmp_path / "a", b"one")
+    assert done == ["file", "name", "folder"]
+    append_line(tmp_path / "a", "two")
+    assert done == ["file", "name", "folder", "file"]
 
 
 @pytest.mark.slow

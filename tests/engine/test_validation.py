@@ -320,3 +320,140 @@ def test_statistics_far_from_the_usual_are_rejected() -> None:
         server = run_round(server, federation.method, jobs, liar, stats)
     (refusal,) = stats.rejected
     assert "its buffers has a norm of" in str(refusal["reason"])
+
+
+def one_upload(*keys: str) -> tuple[Server, Upload]:
+    """A server that knows nothing yet, and an honest upload of the largest level."""
+    federation = tiny_federation("model.name=tiny-mlp", "method=heteroavg", *keys)
+    server = federation.start()
+    job = next(job for job in federation.schedule(0, 10) if job.level == 2)
+    ((upload,),) = InProcess(federation).train(server, [job])
+    assert isinstance(upload, Upload)
+    return server, upload
+
+
+def with_known(server: Server, **known: list[float]) -> Server:
+    """A server that remembers norms, by name with _ for a space."""
+    tables = {name.replace("_", " "): torch.tensor(values, dtype=torch.float64) for name, values in known.items()}
+    return dataclasses.replace(server, states={NORMS: tables})
+
+
+def with_norm(upload: Upload, norm: float) -> Upload:
+    """The same upload with an update of some length."""
+    return dataclasses.replace(upload, **scaled(norm / norms_of(upload)["update"])(upload, 0))
+
+
+def test_fewer_steps_than_usual_do_not_lower_the_bound() -> None:
+    """Usual are a norm of 3 and 8 steps: 30 may be sent with 8 steps, with 4, and with 1."""
+    start, upload = one_upload("cohort=10")
+    server = with_known(start, update_2=[3.0] * FEWEST, steps_2=[8.0] * FEWEST)
+    for steps in (8, 4, 1):
+        accepted = Validation(server).accept(dataclasses.replace(with_norm(upload, 1000), steps=steps))
+        assert norms_of(accepted)["update"] == pytest.approx(30, rel=1e-5)
+        fine = dataclasses.replace(with_norm(upload, 29), steps=steps)
+        assert Validation(server).accept(fine) is fine
+
+
+def test_steps_of_other_levels_count_as_they_are() -> None:
+    """Norms grow with the size of a level, steps do not: twice the steps of level 0 allow twice as much at level 2."""
+    start, upload = one_upload("split.kind=hetero", "split.levels=[0.25,0.5,1.0]")
+    server = with_known(start, update_0=[3.0] * FEWEST, steps_0=[4.0] * FEWEST)
+    once, twice = (
+        norms_of(Validation(server).accept(dataclasses.replace(with_norm(upload, 1e9), steps=steps)))["update"]
+        for steps in (4, 8)
+    )
+    assert twice == pytest.approx(2 * once, rel=1e-5)
+
+
+def test_the_latest_are_remembered() -> None:
+    start, upload = one_upload()
+    rules = Validation(with_known(start, loss=[float(at) for at in range(REMEMBERED)]))
+    rules.accept(dataclasses.replace(upload, loss=-7.0))
+    assert rules.state()["loss"].tolist() == [*map(float, range(1, REMEMBERED)), 7.0]  # its size counts
+
+
+def moved(server: Server, by: float) -> Server:
+    """The server after a round whose step has some length."""
+    name = min(server.layout.parameters)
+    change = torch.zeros_like(server.shared[name])
+    change.view(-1)[0] = by
+    return dataclasses.replace(server, shared=server.shared | {name: server.shared[name] + change})
+
+
+def test_a_step_may_be_so_many_times_the_usual() -> None:
+    """Of steps of 0.01 to 0.05 the median is 0.03: 0.29 may be kept and 0.31 not, unless norms are not looked at."""
+    start, _ = one_upload()
+    server = with_known(start, step=[0.01, 0.05, 0.03, 0.02, 0.04])
+    assert Validation(server).problem(moved(server, 0.29), 1) is None
+    assert Validation(server).problem(moved(server, 0.31), 1) == (
+        "it moves the model by 0.31, expected at most 0.3 (validation.multiple)"
+    )
+    assert Validation(server, ValidationConfig(norm="off")).problem(moved(server, 0.31), 1) is None
+    assert Validation(start).problem(moved(start, 1e3), 1) is None  # nothing is known
+
+
+def test_as_many_as_are_needed_are_enough() -> None:
+    start, _ = one_upload()
+    rules = Validation(start, ValidationConfig(least=3))
+    assert rules.problem(start, 3) is None
+    assert rules.problem(start, 2) == "2 valid upload(s), expected at least 3 (validation.least)"
+
+
+@pytest.mark.parametrize("where", ["shared", "private", "extra", "states"])
+@pytest.mark.parametrize("value", [float("nan"), 1e30])
+def test_a_result_that_cannot_be_computed_with_is_not_kept(where: str, value: float) -> None:
+    """Wherever it is: in the model, in a level's own part, in what a method keeps, or a transform."""
+    start, _ = one_upload()
+    name = min(start.layout.parameters)
+    wrong: Any = {name: torch.full_like(start.shared[name], value)}
+    tables = {"shared": start.shared | wrong, "private": {2: wrong}, "extra": {"x": wrong}, "states": {"x": wrong}}
+    problem = Validation(start).problem(dataclasses.replace(start, **{where: tables[where]}), 1)
+    assert problem == "its result is not finite, or too large to compute with"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30])
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [("update", "heteroavg"), ("buffers", "heteroavg"), ("extra", "heteroscaffold"), ("smallest", "fedfloor")],
+)
+def test_no_part_of_an_upload_may_be_out_of_bounds(part: str, method: str, value: float) -> None:
+    federation = tiny_federation(f"method={method}")
+    server = federation.start()
+    job = next(job for job in federation.schedule(0, 10) if job.level == 2)
+    ((upload,),) = InProcess(federation).train(server, [job])
+    table = dict(getattr(upload, part))
+    name = max(name for name in table if table[name].is_floating_point() and not name.endswith("running_var"))
+    changed = dataclasses.replace(upload, **{part: table | {name: torch.full_like(table[name], value)}})
+    assert Validation(server).accept(upload) is upload
+    with pytest.raises(incofl.errors.UploadError, match=r"is not finite|has values up to"):
+        Validation(server, ValidationConfig(norm="off")).accept(changed)
+
+
+@pytest.mark.parametrize("part", ["buffers", "smallest"])
+def test_neither_counters_nor_variances_are_absurd(part: str) -> None:
+    """Also in the statistics of the smallest path, which clients of larger levels send in addition."""
+    federation = tiny_federation("method=fedfloor" if part == "smallest" else "method=heteroavg")
+    server = federation.start()
+    job = next(job for job in federation.schedule(0, 10) if job.level == 2)
+    ((upload,),) = InProcess(federation).train(server, [job])
+    table = getattr(upload, part)
+    for ending, value, reason in (
+        ("running_var", -1e-3, "has -0.001, expected nothing below 0"),
+        ("num_batches_tracked", -1, "has -1, expected nothing below 0"),
+        ("num_batches_tracked", 2**62, r"has values up to 4.6e\+18"),
+    ):
+        name = min(name for name in table if name.endswith(ending))
+        changed = dataclasses.replace(upload, **{part: table | {name: torch.full_like(table[name], value)}})
+        with pytest.raises(incofl.errors.UploadError, match=reason):
+            Validation(server).accept(changed)
+
+
+def test_a_stack_in_which_one_has_not_trained_is_not_accepted_as_a_whole() -> None:
+    federation = tiny_federation("engine.vectorise=true", "method=heteroavg", "cohort=10", "model.name=tiny-mlp")
+    server, jobs = federation.start(), federation.schedule(0, 10)
+    stacks = [s for s in InProcess(federation).train(server, jobs) if isinstance(s, incofl.upload.UploadStack)]
+    for stack in (stack for stack in stacks if len(stack) > 1):
+        assert Validation(server).accepts_all(stack)
+        idle = dataclasses.replace(stack, steps=[*stack.steps[:-1], 0])
+        assert not Validation(server).accepts_all(idle)
+    assert stacks

@@ -156,6 +156,73 @@ def test_the_bound_follows_a_quantile(federation: Federation) -> None:
     assert float(after.extra[STATE]["clip"]) == pytest.approx(math.exp(-0.05))
 
 
+def test_the_count_within_the_bound_may_be_of_any_cohort(federation: Federation) -> None:
+    """Three uploads where four are expected, two of them short: 1/2 + (2 - 3/2)/4 = 5/8 are within the bound."""
+    rule, server = private(federation, noise=0.0, clip=1.0, quantile=0.25, clip_rate=0.2)
+    uploads = [upload(federation, k, 0, value) for k, value in enumerate((1e-6, 1e-6, 9.0))]
+    after = server.advance(rule.mean.aggregate(rule, server, [uploads]))
+    assert float(after.extra[STATE]["clip"]) == pytest.approx(math.exp(-0.2 * (5 / 8 - 1 / 4)))
+
+
+def test_the_count_has_the_stated_noise(federation: Federation) -> None:
+    """Nobody came: the bound moves by the noise of the count alone, of deviation s = 3, over four expected clients."""
+    rule, server = private(federation, noise=2.0, clip=1.0, quantile=0.5, clip_rate=0.2, count_noise=3.0)
+    after = [rule.mean.aggregate(rule, dataclasses.replace(server, round=round_), []) for round_ in range(300)]
+    moves = np.array([-math.log(float(changes.extra[STATE]["clip"])) for changes in after]) * 4 / 0.2
+    assert moves.std() == pytest.approx(3, rel=4 / math.sqrt(2 * 300))
+    assert abs(moves.mean()) < 4 * 3 / math.sqrt(300)
+
+
+@pytest.mark.parametrize(("cohort", "count_noise"), [(4, 1.5), (80, 4.0)])
+def test_the_sums_and_the_count_share_the_noise(federation: Federation, cohort: int, count_noise: float) -> None:
+    """Left out, the noise of the count is a twentieth of the cohort and at least z, which leaves more for the sums."""
+    rule, server = private(federation, noise=1.5, clip=0.3, quantile=0.5)
+    rule = dataclasses.replace(rule, cohort=cohort)
+    expected = (1.5**-2 - (2 * count_noise) ** -2) ** -0.5 * 0.3
+    moved = step(rule, server, [])
+    sums = [(moved[n] * expected_holders(federation, n) * cohort / 4).flatten() for n in sorted(moved)]
+    deviation, number = float(torch.cat(sums).std()), sum(map(len, sums))
+    assert deviation == pytest.approx(expected, rel=4 / math.sqrt(2 * number))
+
+
+def test_the_bound_that_was_reached_is_that_of_uploads_and_noise(federation: Federation) -> None:
+    """The first bound is 9; by now it is 0.3, and the record says so. No two rounds have the same noise."""
+    rule, start = private(federation, noise=0.0, clip=9.0)
+    server = dataclasses.replace(start, extra={STATE: {"clip": torch.tensor(0.3, dtype=torch.float64)}})
+    quiet = step(rule, server, [upload(federation, 9, 2, 7.0)])
+    total = sum(float((change * expected_holders(federation, n)).square().sum()) for n, change in quiet.items())
+    assert math.sqrt(total) == pytest.approx(0.3, rel=1e-5)
+    rule = dataclasses.replace(rule, mean=dataclasses.replace(rule.mean, noise=2.0, quantile=0.5, count_noise=99.0))
+    first, second = (step(rule, dataclasses.replace(server, round=round_), []) for round_ in (0, 1))
+    sums = torch.cat([(first[n] * expected_holders(federation, n)).flatten() for n in sorted(first)])
+    assert float(sums.std()) == pytest.approx(0.6, rel=4 / math.sqrt(2 * len(sums)))
+    assert all(not torch.equal(first[name], second[name]) for name in first)
+    record = rule.mean.aggregate(rule, server, []).records["privacy"]["spent"]
+    assert record["clip"] == pytest.approx(0.3)
+    assert record["noise"] == 2.0
+
+
+def test_what_is_spent_counts_the_round_that_is_made(federation: Federation) -> None:
+    """After three rounds the record has what three spend; a fourth that would exceed the budget is not made."""
+    three, four = (epsilon_of(1.2, 1e-5, "poisson", 4, 10, rounds) for rounds in (3, 4))
+    rule, server = private(federation, noise=1.2, epsilon=(three + four) / 2, delta=1e-5)
+    third = dataclasses.replace(server, round=2)
+    assert rule.mean.ended(third, 4) is None
+    spent = rule.mean.aggregate(rule, third, []).records["privacy"]["spent"]
+    assert spent["epsilon"] == pytest.approx(three, rel=1e-12)
+    assert rule.mean.ended(dataclasses.replace(server, round=3), 4) is not None
+
+
+def test_delta_may_be_one_over_the_clients_and_the_noise_of_the_count_more_than_half() -> None:
+    """At most one over ten clients; twice the noise of the count is more than that of both together."""
+    assert Privacy(noise=4.0, delta=0.1).for_fleet(4, 10, 5).noise == 4
+    with pytest.raises(ConfigError, match=r"privacy.delta: got 0.11"):
+        Privacy(noise=4.0, delta=0.11).for_fleet(4, 10, 5)
+    assert Privacy(noise=4.0, quantile=0.5, count_noise=2.01).for_fleet(4, 10, 5).count_noise == 2.01
+    with pytest.raises(ConfigError, match="expected more than half of the noise, 2"):
+        Privacy(noise=4.0, quantile=0.5, count_noise=2.0).for_fleet(4, 10, 5)
+
+
 def test_clients_take_part_by_themselves(federation: Federation) -> None:
     """4 of 10: each in two fifths of the rounds, cohorts of many sizes; their number has variance 10 q (1 - q)."""
     cohorts = [[job.client for job in federation.schedule(round_, 4)] for round_ in range(3000)]

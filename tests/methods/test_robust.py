@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import incofl
+from incofl.aggregate import CoveredMean
 from incofl.client import Setting
 from incofl.engine.federation import Federation
 from incofl.errors import ConfigError
@@ -31,7 +32,7 @@ from incofl.methods.trimmed import Median, Trimmed, sort_rows, trimmed_mean
 from incofl.server import Changes, Server
 from incofl.tensors import Tensors
 from incofl.transform import Context
-from incofl.upload import Upload
+from incofl.upload import Upload, UploadStack
 from tests.federations import run_rounds, tiny_config, tiny_federation
 from tests.shell import Shell
 
@@ -53,6 +54,10 @@ def upload(client: int, level: int, value: float | Callable[[tuple[int, ...]], T
     names = sorted(federation().model.layout.parameters & piece.index.keys())
     make = value if callable(value) else lambda shape: torch.full(shape, value)
     return Upload(client, level, piece, {n: make(piece.shapes[n]) for n in names}, {}, 10, 1)
+
+
+def num_parameters() -> int:
+    return sum(math.prod(layout().shapes[name]) for name in layout().parameters)
 
 
 def aggregated(mean: Any, uploads: Sequence[Upload], server: Server | None = None) -> Changes:
@@ -120,6 +125,16 @@ def test_the_bound_follows_the_fleet() -> None:
     assert float(again.extra["clipping"]["update"]) == pytest.approx(9 * math.sqrt(size))
 
 
+def test_the_bound_may_follow_another_quantile() -> None:
+    """Of norms of 1, 2, 3, 5, 9 (times sqrt(N)) the 0.25 quantile is 2, and 0.75 gives 5."""
+    size = num_parameters()
+    for quantile, bound, mean in ((0.25, 2.0, 9 / 5), (0.75, 5.0, 16 / 5)):
+        uploads = [upload(k, 2, value) for k, value in enumerate((1.0, 2.0, 3.0, 5.0, 9.0))]
+        changes = aggregated(Clipping(quantile=quantile), uploads)
+        assert_by_level(changes, [mean, mean, mean])
+        assert float(changes.extra["clipping"]["update"]) == pytest.approx(bound * math.sqrt(size))
+
+
 def test_statistics_are_bounded_too() -> None:
     """One client claims running means of 1e6; the others moved theirs by 0.5: it counts as they do."""
     batch_norm = tiny_federation("method=heteroavg+clipping", "split.counts=[10,0,0]", "buffers=average")
@@ -151,9 +166,58 @@ def test_centred_clipping_by_hand() -> None:
     assert_by_level(second, [1.75, 2.0, 2.0])
     third = aggregated(rule, [upload(0, 0, 1.75)], server.advance(second))  # larger levels have no upload
     assert_by_level(third, [1.75])
+    assert third.extra["centred-mean"].keys() == second.extra["centred-mean"].keys()  # blocks that nobody held, too
     kept = {n: v for n, v in third.extra["centred-mean"].items() if bool((level_of_positions(n) == 2).any())}
     for name, centre in kept.items():
         assert bool((centre[level_of_positions(name) == 2] == 2).all())
+
+
+def test_levels_that_share_nothing_have_centres_of_their_own() -> None:
+    """Both levels are 0.5 from the centre of their own round before; around 0, or that of others, they would not be."""
+    method = Centred(bound=math.sqrt(num_parameters())).added_to(METHODS["fedavg"])
+    server = tiny_federation("method=fedavg", 'model.options={norm="group"}').start()
+    first = method.aggregate(server, [[upload(0, 0, -1.0), upload(9, 2, 1.0)]])
+    second = method.aggregate(server.advance(first), [[upload(0, 0, -1.5), upload(9, 2, 1.5), upload(8, 2, 11.0)]])
+    for level, want in ((0, -1.5), (2, 1.75)):
+        piece, found = federation().slice(level, 0), second.private[level].values
+        for value in piece.look({n: found[n] for n in found}).values():
+            torch.testing.assert_close(value, torch.full_like(value, want))
+
+
+def test_a_position_knows_its_number_of_holders() -> None:
+    """Whatever is left out of their values: five hold what is small, three what level 1 adds, and one the rest."""
+    uploads = [upload(0, 0, 1.0), upload(1, 0, 2.0), upload(2, 1, 3.0), upload(3, 1, 4.0), upload(4, 2, 100.0)]
+    for mean in (Trimmed(share=0.2), Median()):
+        changes = aggregated(mean, uploads)
+        weight = {n: changes.shared.weight[n].expand(v.shape).float() for n, v in changes.shared.values.items()}
+        assert_by_level(dataclasses.replace(changes, shared=CoveredMean(weight, weight)), [5.0, 3.0, 1.0])
+
+
+def test_normalised_updates_are_trimmed() -> None:
+    """FedNova by hand: 2, 4, 6, 8, 500 over 1, 2, 2, 4, 1 steps are 2, 2, 3, 2, 500: (2 + 2 + 3) / 3, times 2 steps."""
+    sent = zip((2.0, 4.0, 6.0, 8.0, 500.0), (1.0, 2.0, 2.0, 4.0, 1.0), strict=True)
+    uploads = [dataclasses.replace(upload(k, 2, value), normaliser=n) for k, (value, n) in enumerate(sent)]
+    assert_by_level(aggregated(Trimmed(share=0.2), uploads), [14 / 3, 14 / 3, 14 / 3])
+
+
+def test_uploads_that_come_together_are_trimmed_as_those_that_do_not() -> None:
+    uploads, _ = vectors(5)
+    stacked = {name: torch.stack([u.update[name] for u in uploads]) for name in uploads[0].update}
+    ones = [1] * len(uploads)
+    stack = UploadStack(range(5), 2, uploads[0].slice, stacked, {}, ones, ones, [0.0] * 5, {}, {}, None, [1.0] * 5)
+    method = Trimmed(share=0.2).added_to(METHODS["heteroavg"])
+    together = method.aggregate(federation().start(), [stack]).shared.values
+    apart = aggregated(Trimmed(share=0.2), uploads).shared.values
+    assert together.keys() == apart.keys()
+    assert all(torch.equal(together[name], apart[name]) for name in apart)
+
+
+def test_krum_leaves_out_less_than_half() -> None:
+    """Of four at most one, though two fifths, rounded up, would be two; an upload that counts double still does."""
+    uploads = [upload(k, 0, value) for k, value in enumerate((1.0, 2.0, 2.5, 50.0))]
+    assert_by_level(aggregated(Krum(share=0.4), uploads), [5.5 / 3])
+    double = [dataclasses.replace(uploads[0], weight=2.0), *uploads[1:]]
+    assert_by_level(aggregated(Krum(share=0.4), double), [6.5 / 4])
 
 
 def test_krum_leaves_out_who_has_no_neighbours() -> None:
@@ -177,8 +241,9 @@ def test_positions_of_few_holders() -> None:
     """Two hold what is small, one the rest: the steps of that are 0, or at most as large as half of the others'."""
     layout = federation().model.layout
     changes = aggregated(Clipping(bound=1e9), [upload(0, 0, 1.0), upload(9, 2, 7.0)])
-    for bound, want in ((0.0, 0.0), (0.5, 2.0)):
-        context = Context(layout, weight=changes.shared.weight, unit=changes.unit)
+    tens = {name: 10 * weight for name, weight in changes.shared.weight.items()}  # every holder has 10 examples
+    for bound, want, weight, unit in ((0.0, 0.0, changes.shared.weight, changes.unit), (0.5, 2.0, tens, 10.0)):
+        context = Context(layout, weight=weight, unit=unit)
         update = {n: v.clone() for n, v in changes.shared.values.items()}
         new, _, record = Holders(least=2, bound=bound)(update, {}, context)
         assert_by_level(
