@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import pytest
 import torch
@@ -61,10 +62,10 @@ def test_flipped_scaled_and_out_of_bounds() -> None:
 
 
 @pytest.mark.parametrize(("kind", "want"), [("not-a-number", math.nan), ("magnitude", 1e30)])
-def test_what_is_everywhere_is_in_every_part(kind: str, want: float) -> None:
+def test_what_is_everywhere_is_in_every_part(kind: Any, want: float) -> None:
     """Statistics, and what a method uploads in addition; counters, which hold no such value, stay."""
     ones, counter = torch.ones(2), torch.tensor(5)
-    tables = {"buffers": {"m": ones, "n": counter}, "extra": {"w": ones}, "smallest": {"m": ones}}
+    tables: dict[str, Any] = {"buffers": {"m": ones, "n": counter}, "extra": {"w": ones}, "smallest": {"m": ones}}
     made = sent_of(Attack(kind=kind), dataclasses.replace(upload(0, 0, 2.0), **tables))
     for value in (*made.update.values(), made.buffers["m"], made.extra["w"], made.smallest["m"]):
         torch.testing.assert_close(value, torch.full_like(value, want), equal_nan=True)
@@ -73,7 +74,7 @@ def test_what_is_everywhere_is_in_every_part(kind: str, want: float) -> None:
 
 def test_scales_that_are_left_out() -> None:
     """As in docs/robustness.md; a scale of 0 is one that is given."""
-    kinds = ("sign-flip", "scaling", "noise", "inner-product", "magnitude")
+    kinds: Any = ("sign-flip", "scaling", "noise", "inner-product", "magnitude")
     assert [Attack(kind=kind).factor for kind in kinds] == [1.0, 100.0, 10.0, 1.0, 1e30]
     assert Attack(kind="scaling", scale=0.0).factor == 0.0
 

@@ -114,7 +114,7 @@ class ServerRule:
                 private.setdefault(level, self._sum(layout)).add(*parts)
             for upload in uploads:
                 group = upload.level if self.separate else SHARED
-                extra.setdefault(group, self._sum(layout)).add(Contribution(upload.slice, upload.extra))
+                extra.setdefault(group, self._sum(layout)).add(Contribution(upload.slice, upload.extra, upload.weight))
         own_means = {level: total.mean() for level, total in private.items()}
         if self.buffers == "by-width":
             above = {level: slice_ for level, (slice_, _) in server.population.items() if level or not self.anchored}

@@ -414,7 +414,13 @@ def test_a_result_that_cannot_be_computed_with_is_not_kept(where: str, value: fl
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30])
 @pytest.mark.parametrize(
     ("part", "method"),
-    [("update", "heteroavg"), ("buffers", "heteroavg"), ("extra", "heteroscaffold"), ("smallest", "fedfloor")],
+    [
+        ("update", "heteroavg"),
+        ("buffers", "heteroavg"),
+        ("buffers", "fedfloor"),
+        ("extra", "heteroscaffold"),
+        ("smallest", "fedfloor"),
+    ],
 )
 def test_no_part_of_an_upload_may_be_out_of_bounds(part: str, method: str, value: float) -> None:
     federation = tiny_federation(f"method={method}")
@@ -423,7 +429,8 @@ def test_no_part_of_an_upload_may_be_out_of_bounds(part: str, method: str, value
     ((upload,),) = InProcess(federation).train(server, [job])
     table = dict(getattr(upload, part))
     name = max(name for name in table if table[name].is_floating_point() and not name.endswith("running_var"))
-    changed = dataclasses.replace(upload, **{part: table | {name: torch.full_like(table[name], value)}})
+    wrong: dict[str, Any] = {part: table | {name: torch.full_like(table[name], value)}}
+    changed = dataclasses.replace(upload, **wrong)
     assert Validation(server).accept(upload) is upload
     with pytest.raises(incofl.errors.UploadError, match=r"is not finite|has values up to"):
         Validation(server, ValidationConfig(norm="off")).accept(changed)
@@ -457,3 +464,45 @@ def test_a_stack_in_which_one_has_not_trained_is_not_accepted_as_a_whole() -> No
         idle = dataclasses.replace(stack, steps=[*stack.steps[:-1], 0])
         assert not Validation(server).accepts_all(idle)
     assert stacks
+
+
+@pytest.mark.parametrize(("counts", "clipped"), [("[5,4,1]", True), ("[4,3,3]", False)])
+def test_a_single_client_of_a_level_is_not_its_own_scale(counts: str, clipped: bool) -> None:
+    """What others send, for its size: a liar that is alone on its level would otherwise soon be the usual."""
+    federation = tiny_federation("method=heteroavg", f"split.counts={counts}", "model.name=tiny-mlp")
+    start = federation.start()
+    job = next(job for job in federation.schedule(0, 10) if job.level == 2)
+    ((upload,),) = InProcess(federation).train(start, [job])
+    norm = norms_of(upload)["update"]
+    norms = {"update 0": [norm / 100] * 9, "update 1": [norm / 100] * 9, "update 2": [norm] * 9}
+    tables = {name: torch.tensor(values, dtype=torch.float64) for name, values in norms.items()}
+    rules = Validation(dataclasses.replace(start, states={NORMS: tables}))
+    rules.accept(upload)
+    assert bool(rules.clipped) == clipped
+
+
+def test_many_steps_lengthen_the_bound_no_more_than_its_multiple() -> None:
+    """A client that says it has made a billion steps is bounded by ten times the bound of one that says five."""
+    federation = tiny_federation("method=heteroavg", "model.name=tiny-mlp", "split.levels=1")
+    start = federation.start()
+    ((upload,),) = InProcess(federation).train(start, federation.schedule(0, 1))
+    tables = {"update 0": torch.ones(9, dtype=torch.float64), "steps 0": torch.full((9,), 5.0, dtype=torch.float64)}
+    rules = Validation(dataclasses.replace(start, states={NORMS: tables}))
+    factor = 1e6 / norms_of(upload)["update"]
+    lie = {name: value * factor for name, value in upload.update.items()}
+    found = rules.accept(dataclasses.replace(upload, update=lie, steps=10**9))
+    assert norms_of(found)["update"] == pytest.approx(10 * 10, rel=1e-4)
+
+
+def test_a_run_in_which_every_round_is_taken_back_is_an_error(tmp_path: Path) -> None:
+    def huge(upload: Upload, round: int) -> dict[str, Any]:
+        return {"loss": float("nan")} if upload.client else {}
+
+    config = tiny_config(*KEYS, "validation.least=9", "data.clients=10", "method=largestonly")  # few hold the largest
+    with pytest.raises(RunError, match=r"every round was taken back in 2 round\(s\), .*validation.least"):
+        incofl.run(config, tmp_path, backend=Infiltrated(0, huge), progress=False)
+
+
+def test_more_valid_uploads_than_clients_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"validation.least: got 5, expected at most the 4 clients of a round"):
+        tiny_config("validation.least=5", "cohort=4")

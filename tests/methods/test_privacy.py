@@ -7,6 +7,7 @@ import math
 import runpy
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,7 +193,8 @@ def test_the_bound_that_was_reached_is_that_of_uploads_and_noise(federation: Fed
     quiet = step(rule, server, [upload(federation, 9, 2, 7.0)])
     total = sum(float((change * expected_holders(federation, n)).square().sum()) for n, change in quiet.items())
     assert math.sqrt(total) == pytest.approx(0.3, rel=1e-5)
-    rule = dataclasses.replace(rule, mean=dataclasses.replace(rule.mean, noise=2.0, quantile=0.5, count_noise=99.0))
+    louder: dict[str, Any] = {"noise": 2.0, "quantile": 0.5, "count_noise": 99.0}
+    rule = dataclasses.replace(rule, mean=dataclasses.replace(rule.mean, **louder))
     first, second = (step(rule, dataclasses.replace(server, round=round_), []) for round_ in (0, 1))
     sums = torch.cat([(first[n] * expected_holders(federation, n)).flatten() for n in sorted(first)])
     assert float(sums.std()) == pytest.approx(0.6, rel=4 / math.sqrt(2 * len(sums)))

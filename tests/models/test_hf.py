@@ -1,5 +1,7 @@
 """Models of transformers by name: from a folder, with random weights, and what is said when there are none."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,26 @@ def test_a_smallest_path_in_a_model_of_transformers(method: str, folder: Path, t
         ends[name] = incofl.run(config, tmp_path / name, progress=False).model(0).state_dict()
     for entry, value in ends[method].items():
         torch.testing.assert_close(value, ends["allsmall"][entry], rtol=1e-3, atol=1e-4)
+
+
+def test_code_that_lies_beside_the_weights_is_never_run(folder: Path, tmp_path: Path) -> None:
+    """Neither because an option asks for it, nor because the folder does."""
+    shutil.copytree(folder, tmp_path / "theirs")
+    (tmp_path / "theirs" / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    written = json.loads((folder / "config.json").read_text())
+    name = "AutoModelForImageClassification"
+    changed = written | {"auto_map": {"AutoConfig": "own.Config", name: "own.Model"}}
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(changed))
+    made("ImageClassification", DIGITS, pretrained=str(tmp_path / "theirs"))
+    for option in ("trust_remote_code", "auto_map", "cache_dir", "num_labls"):
+        with pytest.raises(ConfigError, match=rf"model.options: got '{option}', expected an option of "):
+            made("ImageClassification", DIGITS, pretrained=str(tmp_path / "theirs"), options={option: True})
+    assert not (tmp_path / "ran").exists()
+
+
+def test_options_of_pretrained_models_are_those_of_their_config(folder: Path) -> None:
+    model = made("ImageClassification", DIGITS, pretrained=str(folder), options={"layer_norm_eps": 0.5})
+    assert any(getattr(layer, "eps", None) == 0.5 for layer in model.template.modules())
 
 
 def test_random_weights_of_an_architecture() -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,13 @@ def folder_of(path: Path, accuracies: list[float], *overrides: str) -> Path:
         row |= {"clients": [0, 5], "rejected": [], "bytes_up": 10, "bytes_down": 20, "seconds": 0.5}
         folder.append(row)
     return path
+
+
+def rewrite(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Other lines in place of those of a run folder, which are not checked then."""
+    folder = RunFolder(path)
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder.checksums.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +206,7 @@ def test_levels_stand_in_order_when_a_run_with_one_level_comes_first(tmp_path: P
     first = folder_of(tmp_path / "a", [0.5], "method=alllarge")
     (first / "summary.json").write_text(json.dumps({"levels": [2], "rounds": 1}))
     (row,) = RunFolder(first).rows()
-    RunFolder(first).metrics.write_text(json.dumps(row | {"accuracy_by_level": [0.5]}) + "\n")
+    rewrite(first, [row | {"accuracy_by_level": [0.5]}])
     second = folder_of(tmp_path / "b", [0.6], "method=heteroavg")
     groups = read_groups([first, second])
     bars = by_level(groups)[0].panels[0]
@@ -324,8 +332,7 @@ def test_a_page_of_many_long_runs_stays_light(tmp_path: Path) -> None:
                 folder_of(tmp_path / f"{alpha}-{seed}", [0.123456789], f"seed={seed}", f"data.alpha={alpha}")
             )
             (row,) = folder.rows()
-            lines = [json.dumps(row | mixed | {"round": number}) for number in range(1, 501)]
-            folder.metrics.write_text("\n".join(lines) + "\n")
+            rewrite(folder.path, [row | mixed | {"round": number} for number in range(1, 501)])
     groups = read_groups([tmp_path])
     assert [len(group.runs) for group in groups] == [5, 5]
     assert len(make_page(groups).encode()) < LIMIT
@@ -338,7 +345,7 @@ def test_what_others_wrote_cannot_break_the_page(tmp_path: Path) -> None:
     (path / "analysis" / "similarity.json").write_text(json.dumps({"points": [evil], "mean_by_depth": [0.5]}))
     rows = RunFolder(path).rows()
     rows[0]["rejected"] = [{"client": 3, "reason": evil}]
-    RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
+    rewrite(path, [rows[0]])
     page = make_page(read_groups([path]), title=evil)
     assert "<img" not in markup(page)
     assert page.count("</script>") == 3
@@ -381,7 +388,7 @@ def test_the_cohorts_and_who_was_rejected(tmp_path: Path) -> None:
     path = folder_of(tmp_path / "r", [0.5])
     rows = RunFolder(path).rows()
     rows[0]["rejected"] = [{"client": 9, "reason": "not finite"}]
-    RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
+    rewrite(path, [rows[0]])
     groups = read_groups([path])
     figure = cohorts(groups)
     assert [(dots.name, dots.x, dots.y) for dots in figure.panels[0].curves] == [
@@ -392,7 +399,7 @@ def test_the_cohorts_and_who_was_rejected(tmp_path: Path) -> None:
     said = "Who took part, incoavg. level 0: 1 mark(s); level 1: 1 mark(s); rejected: 1 mark(s)."
     assert drawn(make_page(groups), tmp_path)["drawn"]["figure-cohorts-0"]["words"] == said
     rows[0]["nodes"] = [{"client": 5, "level": 2}]  # what a node got, whatever the config gives its number
-    RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
+    rewrite(path, [rows[0]])
     figure = cohorts(read_groups([path]))
     assert [(dots.name, dots.y) for dots in figure.panels[0].curves][1] == ("level 2", [5])
 
@@ -406,7 +413,7 @@ def test_the_fleet_is_shown_where_it_was_watched(tmp_path: Path) -> None:
         {"client": 0, "node": "edge-1", "seconds": 1.0, "peak_memory": 2_000_000, "bytes_up": 5, "bytes_down": 6},
         {"client": 5, "node": "edge-2", "seconds": 3.0},
     ]
-    RunFolder(path).metrics.write_text(json.dumps(rows[0]) + "\n")
+    rewrite(path, [rows[0]])
     page = make_page(read_groups([path]))
     found = {figure["id"]: figure["panels"][0]["curves"][0]["y"] for figure in figures_of(page)}
     assert (found["slowest"], found["median"], found["memory"]) == ([3.0], [2.0], [2_000_000])

@@ -11,6 +11,7 @@ from incofl.engine.run import run
 from incofl.report.page import write_report
 from tests.browser import CHROMIUM, Browser
 from tests.federations import tiny_config
+from tests.report.test_report import rewrite
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")]
 
@@ -76,7 +77,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"client": c, "node": f"edge-{c}", "seconds": 1.5, "peak_memory": 10**8} for c in row["clients"]
         ]
     rows[0]["rejected"] = [{"client": 3, "reason": "client 3: not finite"}]
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rewrite(metrics.parent, rows)
     write_report([out], out / "report.html")
     return out / "report.html"
 

@@ -108,7 +108,7 @@ def resolve(config: Config) -> Config:
         raise ConfigError(f"cohort: got {config.cohort:g}, expected at most data.clients = {clients}: {hint}")
     if (counts := config.split.counts) is not None and sum(counts) != clients:
         raise ConfigError(f"split.counts: got {sum(counts)} clients, expected data.clients = {clients}")
-    return replace(
+    resolved = replace(
         config,
         method=config.method if "method" in config.objects or ":" in config.method else method.name,
         data=data,
@@ -120,6 +120,11 @@ def resolve(config: Config) -> Config:
         eval=replace(config.eval, best_path=_auto(config.eval.best_path, method.best_path)),
         methods={k: _for_fleet(v, config, clients) for k, v in _options(config, method).items()},
     )
+    least, taken_back = config.validation.least, not method.server.mean.confidential
+    if taken_back and least > resolved.cohort_size:
+        most = f"expected at most the {resolved.cohort_size} clients of a round (cohort)"
+        raise ConfigError(f"validation.least: got {least}, {most}")
+    return resolved
 
 
 def _tokenizer(config: Config) -> str | None:

@@ -42,10 +42,12 @@ class Grouping:
         self._choose(server, jobs)
         stacks: list[list[Job]] = []
         filling: dict[int, list[Job]] = {}  # by level, the stack that is not full yet
+        longest_first = {level: iter(self._of_level(level, jobs)) for level in {job.level for job in jobs}}
         for job in jobs:
             if not self.choices.get(job.level):
                 stacks.append([job])
                 continue
+            job = next(longest_first[job.level])
             if job.level not in filling:
                 filling[job.level] = []
                 stacks.append(filling[job.level])
@@ -54,6 +56,11 @@ class Grouping:
                 del filling[job.level]
         return [StackJob(tuple(stack)) if len(stack) > 1 else stack[0] for stack in stacks]
 
+    def _of_level(self, level: int, jobs: Sequence[Job]) -> list[Job]:
+        """The turns of a level, those with the most steps first, as stacks need them."""
+        own = [job for job in jobs if job.level == level]
+        return sorted(own, key=lambda job: -self._federation.num_examples(job.client))
+
     def _size(self, level: int) -> int:
         """How many clients of a level train side by side at most."""
         return min(self._federation.vectorise_clients, STACK_BYTES // max(1, self._federation.costs[level].memory))
@@ -61,7 +68,7 @@ class Grouping:
     def _choose(self, server: Server, jobs: Sequence[Job]) -> None:
         """Chooses for the levels that have clients in a round for the first time; a single client is no measure."""
         new = sorted({job.level for job in jobs} - self.choices.keys())
-        by_level = {level: [job for job in jobs if job.level == level] for level in new}
+        by_level = {level: self._of_level(level, jobs) for level in new}
         chosen = {level: self._possible(own[0]) for level, own in by_level.items()}
         if self._federation.vectorise == "auto":
             possible = {level: own for level, own in by_level.items() if chosen[level]}

@@ -224,11 +224,17 @@ class Run:
         return self.federation.method.server.mean.ended(self.server, self.config.cohort_size)
 
     def _check_accepted(self) -> None:
-        """Refuses to call a run done in which no client was ever of use."""
+        """Refuses to call a run done in which no client was ever of use, or no round was kept."""
         rejected = [refusal for row in self.rows for refusal in row["rejected"]]
+        reasons = [row["taken_back"] for row in self.rows if row.get("taken_back")]
         if rejected and len(rejected) == sum(len(row["clients"]) for row in self.rows):
-            said = f"nothing was accepted in {len(self.rows)} round(s), so nothing was trained"
-            raise RunError(f"{self.folder.path}: {said}; the last reason: {rejected[-1]['reason']}")
+            said, why = "nothing was accepted", rejected[-1]["reason"]
+        elif reasons and len(reasons) == len(self.rows):
+            said, why = "every round was taken back", reasons[-1]
+        else:
+            return
+        what = f"{said} in {len(self.rows)} round(s), so nothing was trained; the last reason: {why}"
+        raise RunError(f"{self.folder.path}: {what}")
 
     def _round(self) -> Row | None:
         """Makes a round and saves it; ``None`` if too few uploads came and it must be repeated."""

@@ -129,10 +129,10 @@ class RunFolder:
             parts = json.loads(self.partition.read_text())
             indices = [index for part in parts for index in part]
         except (ValueError, TypeError, RecursionError) as problem:
-            raise RunError(f"{self.partition}: damaged ({problem}); delete the folder to start again") from None
+            raise RunError(f"{self.partition}: damaged ({problem}); delete this file: it is made again") from None
         whole = all(type(index) is int and index >= 0 for index in indices)
         if len(parts) != clients or not whole or len(set(indices)) < len(indices):  # some examples may be left out
-            raise RunError(f"{self.partition}: damaged (not a partition among {clients} clients); delete the folder")
+            raise RunError(f"{self.partition}: damaged (not a partition among {clients} clients); delete this file")
         return [torch.tensor(part, dtype=torch.int64) for part in parts]
 
     def save_choices(self, choices: Mapping[int, bool]) -> None:
@@ -157,20 +157,24 @@ class RunFolder:
 
     def rows(self) -> list[Row]:
         """The lines so far; one that was cut off by a crash is left out, and any other damage is refused."""
-        return [_row(self.metrics, number, line) for number, line in enumerate(self._lines(), 1)]
+        return self._checked(self._lines())
 
     def keep_rows(self, rounds: int) -> list[Row]:
         """Drops the lines of rounds that the checkpoint does not know: they will be computed again."""
-        lines, known = self._lines()[:rounds], self._checksums()
+        lines = self._lines()[:rounds]
         if len(lines) < rounds:
             raise RunError(f"{self.metrics}: lacks rounds that the checkpoint has ({rounds})")
-        for number, (line, checksum) in enumerate(zip(lines, known, strict=False), 1):
-            if _checksum(line) != checksum:
-                raise RunError(f"{self.metrics}: damaged (line {number} was altered)")
-        rows = [_row(self.metrics, number, line) for number, line in enumerate(lines, 1)]
+        rows = self._checked(lines)
         atomic_write(self.checksums, "".join(f"{_checksum(line)}\n" for line in lines).encode())
         atomic_write(self.metrics, "".join(f"{line}\n" for line in lines).encode())
         return rows
+
+    def _checked(self, lines: Sequence[str]) -> list[Row]:
+        """The rows of some lines, if they are as they were written."""
+        for number, (line, checksum) in enumerate(zip(lines, self._checksums(), strict=False), 1):
+            if _checksum(line) != checksum:
+                raise RunError(f"{self.metrics}: damaged (line {number} was altered)")
+        return [_row(self.metrics, number, line) for number, line in enumerate(lines, 1)]
 
     def _lines(self) -> list[str]:
         """The lines that have an end."""

@@ -5,13 +5,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from incofl.attacks import COLLUDING, Attack
 from incofl.client import Upload
 from incofl.engine.executor import Executor, Lost
 from incofl.engine.federation import Job
-from incofl.engine.files import write_sealed
+from incofl.engine.files import read_sealed, write_sealed
 from incofl.server import Server
 from incofl.tensors import clone
 from incofl.upload import kept
@@ -59,7 +57,7 @@ class UnderAttack(Executor):
             tensors = {f"{table}/{n}": v for table in tables for n, v in getattr(upload, table).items()}
             write_sealed(self._folder / f"client-{upload.client}-round-{round}.safetensors", tensors)
             return upload
-        found = load_file(first[0])
+        found, _ = read_sealed(first[0])
         old: dict[str, Any] = {
             table: {n.removeprefix(f"{table}/"): v for n, v in found.items() if n.startswith(f"{table}/")}
             for table in tables

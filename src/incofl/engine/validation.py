@@ -30,6 +30,7 @@ NORMS = "norms"  # the table of ``Server.states`` with the running norms
 LARGEST_NORM = 1e15
 REMEMBERED = 64  # norms of each kind whose median is the scale: some rounds of a cohort, so that it follows a schedule
 FEWEST = 5  # norms of which a median is taken, so that two liars among them do not decide
+MAJORITY = 3  # clients of a level of which one liar does not decide
 LARGEST_LOSS = 1e4  # times the running median of the losses, or 1 if that is smaller: losses of learned data tend to 0
 
 Norms = dict[str, float]  # of the parts of an upload, by part
@@ -135,18 +136,22 @@ class Validation:
         usual, steps = self._usual(part, upload), self._usual("steps", upload)
         if not usual:
             return None
-        bound = self._settings.multiple * usual * max(1.0, upload.steps / steps if steps else 1.0)
+        multiple = self._settings.multiple
+        bound = multiple * usual * min(max(1.0, upload.steps / steps if steps else 1.0), multiple)
         return bound if norm > bound else None
 
     def _usual(self, part: str, upload: Upload) -> float | None:
         """The median of the level, or of all levels; before there are enough, it follows from what the client was sent.
+
+        Of a level with one or two clients it is that of all levels: its own would be what a single liar says.
 
         Nobody changes the model by more than it is, which is many times what an honest first turn does. Of statistics
         nothing is known before: they are those of the data, and start at 0 and 1 whatever these are.
         """
         key = part, upload.level
         if key not in self._medians:
-            known = self._median(f"{part} {upload.level}")
+            clients = self._server.population[upload.level][1] if upload.level in self._server.population else MAJORITY
+            known = self._median(f"{part} {upload.level}") if clients >= MAJORITY or part == "steps" else None
             if known is None:
                 known = self._of_all_levels(part, upload.level)
             if known is None and part == "update":
@@ -180,10 +185,15 @@ def _median_of(values: Sequence[float]) -> float | None:
 
 def norms_of(upload: Upload) -> Norms:
     """The norms of the parts of an upload; they do not depend on the number of threads."""
-    parts = {"update": upload.update, "extra": upload.extra, "buffers": upload.buffers | upload.smallest}
+    parts = {"update": upload.update, "extra": upload.extra, "buffers": _statistics(upload)}
     floats = {part: [x for x in values.values() if x.is_floating_point()] for part, values in parts.items() if values}
     each = iter(_norms([value for values in floats.values() for value in values]))
     return {part: math.hypot(*islice(each, len(values))) for part, values in floats.items()}
+
+
+def _statistics(upload: Upload) -> Tensors:
+    """The client's own and those of the smallest path in its model, which have the same names."""
+    return upload.buffers | {f"{name} of the smallest": value for name, value in upload.smallest.items()}
 
 
 def norms_of_each(stack: UploadStack) -> list[Norms]:
@@ -234,7 +244,7 @@ def check(upload: Upload, server: Server) -> Norms:
         raise UploadError(f"{who}: it has {upload.examples} examples, expected a number of them")
     if not math.isfinite(upload.normaliser) or upload.normaliser <= 0:
         raise UploadError(f"{who}: its normaliser is {upload.normaliser}, expected a positive number")
-    parts = ("update of", upload.update), ("update of", upload.extra), ("buffer", upload.buffers | upload.smallest)
+    parts = ("update of", upload.update), ("update of", upload.extra), ("buffer", _statistics(upload))
     norms, counters = norms_of(upload), [value for _, table in parts for value in table.values() if _counts(value)]
     # No tensor has a larger norm than all of its part; NaN is not bounded.
     if not all(norm <= LARGEST_NORM for norm in norms.values()) or not all_bounded(counters, LARGEST_NORM):

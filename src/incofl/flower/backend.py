@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -275,8 +275,8 @@ class GridExecutor(InProcess):
         if not tested:
             return None
         # Totals grow with the examples; those of a node that claims far more than others count as if it had fewer.
-        most = self.settings.examples_multiple * median(number for _, number in tested)
-        scale = self.settings.examples_multiple * median(float(values.abs().max()) for values, _ in tested)
+        most = self.settings.examples_multiple * median_low(number for _, number in tested)
+        scale = self.settings.examples_multiple * median_low(float(values.abs().max()) for values, _ in tested)
         totals = [
             values * min(1.0, most / number, scale / max(float(values.abs().max()), scale or 1.0))
             for values, number in tested

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -207,7 +207,7 @@ class Fleet:
     def most_examples(self) -> int:
         """Number of examples of a node that count, where only nodes know them."""
         said = [node.examples for node in self.nodes.values() if node.examples]
-        return int(self._settings.examples_multiple * median(said)) if said else 0
+        return int(self._settings.examples_multiple * median_low(said)) if said else 0
 
     @property
     def levels(self) -> ClientLevels:

@@ -10,7 +10,8 @@ rules on values, only this one helps there. A small slice has a proportionally s
 levels. It is a constant, or follows the fleet: a quantile of what the last round's uploads would have needed, and in
 the first round, in which uploads wait for each other, of its own.
 
-Statistics of batch norm are bounded in the same way, by a C of their own, around those that the server has.
+Statistics of batch norm are bounded in the same way, by a C of their own, around those that the server has; what a
+method sends in addition (Scaffold's variates) by a third, around 0.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from incofl.tensors import Tensors, length, only
 from incofl.transform import SHARED
 from incofl.upload import kept
 
-PARTS = ("update", "buffers")  # of an upload, each with a bound of its own
+PARTS = ("update", "buffers", "extra")  # of an upload, each with a bound of its own
 
 
 @options("clipping")
@@ -55,12 +56,12 @@ class Clipping(Mean):
 
         def shortened(upload: Upload) -> Upload:
             new: dict[str, Any] = {}
-            for part, away, centre, long in measure(upload):
+            for part, field, away, centre, long in measure(upload):
                 lengths.setdefault(part, []).append(long)
-                if long > bounds[part]:
+                if long > bounds.setdefault(part, math.inf):
                     f = bounds[part] / long
                     moved = {n: f * v + centre[n] if n in centre else f * v for n, v in away.items()}
-                    new[part] = getattr(upload, part) | moved
+                    new[field] = getattr(upload, field) | moved
             return dataclasses.replace(upload, **new) if new else upload
 
         changes = rule.aggregate(server, (list(map(shortened, uploads)) for uploads in arrivals))
@@ -112,7 +113,8 @@ class Centred(Clipping):
 class Cut(NamedTuple):
     """A part of an upload: its distance from a centre, and how long that is in terms of the whole model."""
 
-    part: str
+    part: str  # whose bound it has
+    field: str  # of the upload
     away: Tensors
     centre: Tensors
     length: float
@@ -125,22 +127,33 @@ class _Measure:
         self._server, self._rule = server, rule
         layout = server.layout
         statistics = {name for name in layout.buffers if server.shared[name].is_floating_point()}
-        self._names = {"update": layout.parameters, "buffers": statistics}
+        self._names = {"update": layout.parameters, "buffers": statistics, "extra": layout.parameters}
         self._sizes = {p: sum(math.prod(layout.shapes[n]) for n in names) for p, names in self._names.items()}
-        self.parts = {part for part, size in self._sizes.items() if size}
-        # By level and slice, the centres; the slice is kept, so that no other gets its id.
+        self.parts = {part for part in ("update", "buffers") if self._sizes[part]}  # that every upload has
+        # By level and slice, the centre of each field; the slice is kept, so that no other gets its id.
         self._centres: dict[tuple[int, int], tuple[Slice, dict[str, Tensors]]] = {}
 
     def __call__(self, upload: Upload) -> list[Cut]:
-        key, server = (upload.level, id(upload.slice)), self._server
+        key = upload.level, id(upload.slice)
         if key not in self._centres:
-            buffers = only(server.state(upload.level), self._names["buffers"])
-            full = {"update": self._rule.centre(server, upload.level), "buffers": buffers}
-            self._centres[key] = upload.slice, {part: upload.slice.look(values) for part, values in full.items()}
+            self._centres[key] = upload.slice, self._centres_of(upload)
         found = []
-        for part, centre in self._centres[key][1].items():
-            values = only(getattr(upload, part), self._names[part])
+        for field, centre in self._centres[key][1].items():
+            part = "buffers" if field == "smallest" else field
+            values = only(getattr(upload, field), self._names[part])
             if count := sum(value.numel() for value in values.values()):
                 away = {n: v - centre[n] if n in centre else v for n, v in values.items()}
-                found.append(Cut(part, away, centre, length(away) * math.sqrt(self._sizes[part] / count)))
+                found.append(Cut(part, field, away, centre, length(away) * math.sqrt(self._sizes[part] / count)))
         return found
+
+    def _centres_of(self, upload: Upload) -> dict[str, Tensors]:
+        server, statistics = self._server, self._names["buffers"]
+        look = upload.slice.look
+        centres = {
+            "update": look(self._rule.centre(server, upload.level)),
+            "buffers": look(only(server.state(upload.level), statistics)),
+            "extra": {},
+        }
+        if upload.smallest:
+            centres["smallest"] = server.population[0][0].look(only(server.state(0), statistics))
+        return centres

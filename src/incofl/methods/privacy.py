@@ -41,6 +41,7 @@ from incofl.seeds import Purpose, torch_rng
 from incofl.server import Changes, Server
 from incofl.tensors import Tensors, length
 
+LARGEST_CHANGE = 50.0  # of the logarithm of the adaptive bound in a round, so that it stays a number
 STATE = "privacy"  # the table of the server's extra state with the bound, and the seed of the noise
 Sampling = Literal["poisson", "fixed"]
 
@@ -133,7 +134,8 @@ class Privacy(Mean):
             count_noise = self.count_noise or max(rule.cohort / 20, noise)
             disturbed = count_noise * float(torch.randn((), generator=rng)) if noise else 0.0
             share = 0.5 + (sum(within) - len(within) / 2 + disturbed) / rule.cohort
-            state["clip"] = _number(bound * math.exp(-self.clip_rate * (share - self.quantile)))
+            change = -self.clip_rate * (share - self.quantile)
+            state["clip"] = _number(bound * math.exp(min(max(change, -LARGEST_CHANGE), LARGEST_CHANGE)))
             noise = (noise**-2 - (2 * count_noise) ** -2) ** -0.5 if noise else 0.0
         mean = _noisy(server, changes.shared, rule.cohort / _clients(server), noise * bound, rng)
         spent = {"clip": bound, "noise": self.noise or 0.0}

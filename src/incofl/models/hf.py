@@ -6,7 +6,7 @@ the ``model.options`` says which architecture is made with random weights. All o
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def make_hf(name: str, options: ModelOptions) -> tuple[nn.Module, Layout]:
         if options.pretrained is None:
             module = _random(transformers, auto, sizes, options)
         else:
-            module = _pretrained(auto, sizes, options)
+            module = _pretrained(transformers, auto, sizes, options)
     tokens = getattr(module.config, "vocab_size", options.vocabulary)
     if tokens < options.vocabulary:
         want = f"expected at least the {options.vocabulary} of the data"
@@ -56,12 +56,13 @@ def _random(transformers: Any, auto: Any, sizes: dict[str, Any], options: ModelO
     elif len(options.shape) == 3:
         sizes |= {"num_channels": options.shape[0], "image_size": options.shape[1]}
     try:
-        return auto.from_config(transformers.AutoConfig.for_model(kind, **{**sizes, **given}))
+        config = transformers.AutoConfig.for_model(kind, **{**sizes, **given})
+        return auto.from_config(config, trust_remote_code=False)
     except Exception as problem:  # an unknown architecture, or sizes that do not go together
         raise ConfigError(f"model.options: {kind!r} cannot be made: {first_line(problem)}") from None
 
 
-def _pretrained(auto: Any, sizes: dict[str, Any], options: ModelOptions) -> Any:
+def _pretrained(transformers: Any, auto: Any, sizes: dict[str, Any], options: ModelOptions) -> Any:
     where = str(options.pretrained)
     folder = Path(where).expanduser()
     local = folder.is_dir()
@@ -72,12 +73,18 @@ def _pretrained(auto: Any, sizes: dict[str, Any], options: ModelOptions) -> Any:
             import huggingface_hub
 
             huggingface_hub.hf_hub_download(where, "config.json")  # tells soonest that it cannot be reached
+        place, never = str(folder) if local else where, {"trust_remote_code": False}  # nor code that comes with weights
+        config = transformers.AutoConfig.from_pretrained(place, **sizes, **never)
+        _set_options(config, options.options)
         return auto.from_pretrained(
-            str(folder) if local else where,
-            **{**sizes, **options.options},
+            place,
+            config=config,
             ignore_mismatched_sizes=True,  # a head for other classes starts anew
             use_safetensors=True,  # pickled files can run code
+            **never,
         )
+    except ConfigError:
+        raise
     except Exception as problem:  # of the network, the server, the name or the files: many types
         if local:
             raise ConfigError(f"model.pretrained: {where} cannot be loaded: {first_line(problem)}") from None
@@ -85,6 +92,16 @@ def _pretrained(auto: Any, sizes: dict[str, Any], options: ModelOptions) -> Any:
         raise ConfigError(
             f"model.pretrained: cannot get {where!r} from the Hub ({first_line(problem)}); {hint}"
         ) from None
+
+
+def _set_options(config: Any, given: Mapping[str, Any]) -> None:
+    """Options of the architecture's own config, and no others: ``from_pretrained`` would take some that run code."""
+    known = [key for key in config.to_dict() if key not in ("auto_map", "model_type")]
+    for key, value in given.items():
+        if key not in known:
+            kind = config.model_type
+            raise ConfigError(f"model.options: got {key!r}, expected an option of {kind}{nearest(key, known)}")
+        setattr(config, key, value)
 
 
 def _classes_second(module: nn.Module, inputs: Any, output: Any) -> Tensor:
