@@ -132,8 +132,9 @@ class ValidationConfig:
     # an update whose norm is out of scale is made shorter (``clip``), or its upload refused (``reject``); ``off``:
     # neither. Batch-norm statistics out of scale are always refused, unless it is ``off``
     norm: Literal["clip", "reject", "off"] = "clip"
-    # out of scale is more than this many times the running median of the client's level, and in proportion more for a
-    # client with more steps. One client of a cohort of eight cannot move the model by much more than an honest round
+    # out of scale is more than this many times the running median of the client's level (of all levels, by their
+    # size, if the fleet has one or two clients of that level), and in proportion more for a client with more steps, up
+    # to this many times again. One client of a cohort of eight cannot move the model by much more than an honest round
     multiple: Annotated[float, Gt(1)] = 10.0
     least: Count = 1  # valid uploads that a round needs; with fewer, the model stays as it was
 
