@@ -83,4 +83,6 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "incofl needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# An oracle for the robust rules; without what it depends on (torchvision), which they do not need.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11
 	touch $(READY)
