@@ -19,6 +19,7 @@ from incofl.costs import (
     costs,
     count_macs,
     count_on,
+    from_shapes,
     human,
     load_devices,
     parse_quantity,
@@ -73,6 +74,9 @@ def test_bytes_and_memory_by_hand() -> None:
     assert cost.bytes_down == cost.bytes_up == 4 * (parameters + 2 * 32) + 8
     (plain,) = costs(model, splitter, sgd)
     assert cost.memory - plain.memory == 2 * 4 * parameters
+    # Weights, what was received, gradients; once more that of the last bias, whose 10 numbers fill no register.
+    activations = from_shapes(activation_bytes, model, splitter.slice(model.layout, 0, 0, client=0), 2)
+    assert plain.memory == 4 * (3 * parameters + 10) + activations
 
 
 def test_activation_estimate_equals_what_autograd_keeps() -> None:

@@ -21,6 +21,7 @@ from incofl.config import read_toml
 from incofl.errors import ConfigError, nearest
 from incofl.method import Method
 from incofl.models import Model
+from incofl.optimizers import REGISTER
 from incofl.server import Population, Server
 from incofl.split import RANK, Slice, Splitter, kept, submodel
 from incofl.tensors import Inputs, call, map_inputs, only
@@ -87,7 +88,8 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
     copies = 3 + (int(settings.momentum > 0) if settings.optimizer == "sgd" else 2)
     for level, (depth, width) in enumerate(zip(splitter.depths, splitter.shares, strict=True)):
         slice_ = splitter.slice(model.layout, level, 0, client=0)
-        parameters = sum(math.prod(slice_.shapes[name]) for name in model.layout.parameters & slice_.shapes.keys())
+        sizes = [math.prod(slice_.shapes[name]) for name in model.layout.parameters & slice_.shapes.keys()]
+        parameters, padded = sum(sizes), sum(size for size in sizes if size % REGISTER)  # these have two gradients
         frozen = sum(math.prod(slice_.shapes[name]) for name in slice_.frozen | slice_.given)
         transfer, given = (slice_.num_bytes(part) for part in (model.initial, only(model.initial, slice_.given)))
         population = {0: (splitter.slice(model.layout, 0, 0, client=0), 1), level: (slice_, 1)}
@@ -96,7 +98,7 @@ def costs(model: Model, splitter: Splitter, settings: LocalSettings, method: Met
         passes = method.client.passes(level)
         below = [activations[level - 1]] if level and passes[-1] == 1 and any(passes[:-1]) else []
         below += [activations[0]] if level and method.anchor.on else []  # a path of a smaller level is trained, too
-        memory = 4 * (copies * parameters + frozen) + sum([activations[level], *below]) + held
+        memory = 4 * (copies * parameters + padded + frozen) + sum([activations[level], *below]) + held
         down, up = transfer + received, transfer - given + uploaded
         rank = None if ranks is None else kept(ranks.size, width)
         found.append(Cost(level, depth, width, parameters, macs[level], down, up, memory, rank))

@@ -1,4 +1,4 @@
-"""The built-in optimisers: torch's fused kernels on lists of tensors, the bits of ``torch.optim`` without its objects.
+"""The built-in optimisers: torch's fused kernels on lists of tensors, ``torch.optim`` without its objects.
 
 To build an optimiser of ``torch.optim`` and to call it takes longer than the step of a small model itself.
 """

@@ -148,6 +148,13 @@ def test_longest_turn_first() -> None:
     assert cost == sorted(cost, reverse=True)
 
 
+def test_other_clients_need_no_new_counts() -> None:
+    federation = tiny_federation()
+    known = {name: getattr(federation, name) for name in ("costs", "forward_work")}
+    others = federation.with_clients(federation.levels, federation.partition)
+    assert all(vars(others)[name] is value for name, value in known.items())
+
+
 def test_streams_are_distinct_and_pinned() -> None:
     """Changing these numbers silently would change every recorded result."""
     streams = {seed_of(s, p, r, c) for s in (0, 1) for p in Purpose for r in (0, 1) for c in (0, 1)}

@@ -21,6 +21,7 @@ import incofl
 from incofl.aggregate import CoveredMean
 from incofl.client import Setting
 from incofl.engine.federation import Federation
+from incofl.engine.worker import Worker
 from incofl.errors import ConfigError
 from incofl.layout import Layout
 from incofl.method import Method
@@ -150,6 +151,67 @@ def test_statistics_are_bounded_too() -> None:
         old, new = (table[name] for table in (server.shared, changes.shared.values))
         if old.is_floating_point():
             torch.testing.assert_close(piece.look({name: new})[name], piece.look({name: old + 0.5})[name])
+
+
+def trained(federation: Federation) -> list[Upload]:
+    """What all clients send in the first round."""
+    server, worker = federation.start(), Worker(federation)
+    return [worker.train(server, job) for job in federation.schedule(0, 10)]
+
+
+@pytest.mark.parametrize("rule", ["clipping", "centred"])
+def test_variates_are_bounded_from_the_first_round(rule: str) -> None:
+    """Those of one client a million times as long move the server's by no more than honest ones."""
+    federation = tiny_federation(f"method=heteroscaffold+{rule}")
+    uploads = trained(federation)
+    longer = {name: 1e6 * value for name, value in uploads[0].extra.items()}
+    liar = dataclasses.replace(uploads[0], extra=longer)
+
+    def largest(uploads: Sequence[Upload]) -> float:
+        changes = federation.method.aggregate(federation.start(), [uploads])
+        assert math.isfinite(changes.records[rule]["extra"]["bound"])
+        return max(float(value.abs().max()) for value in changes.extra["variate"].values())
+
+    assert largest([liar, *uploads[1:]]) < 2 * largest(uploads)
+
+
+def test_variates_have_the_weights_of_their_uploads() -> None:
+    """Of 1, twice, and 1e6, not at all, the sum is 2; the variate moves by it over the number of holders."""
+    federation = tiny_federation("method=heteroscaffold")
+    server = federation.start()
+    one, other = [upload for upload in trained(federation) if upload.level == 0][:2]
+    sent = [
+        dataclasses.replace(one, weight=2.0, extra={n: torch.ones_like(v) for n, v in one.extra.items()}),
+        dataclasses.replace(other, weight=0.0, extra={n: 1e6 * torch.ones_like(v) for n, v in other.extra.items()}),
+    ]
+    variate = federation.method.aggregate(server, [sent]).extra["variate"]
+    for name, value in one.slice.look(variate).items():
+        expected = 2 / one.slice.look({name: server.holders(name)})[name]
+        torch.testing.assert_close(value, expected.to(value.dtype).expand_as(value))
+
+
+def test_statistics_of_the_smallest_path_are_bounded_too() -> None:
+    """A larger client claims running means of 1e6 for the smallest path in its model."""
+    federation = tiny_federation("method=fedfloor+clipping")
+    uploads = trained(federation)
+    at = next(at for at, upload in enumerate(uploads) if upload.smallest)
+    claimed = {n: v + 1e6 if v.is_floating_point() else v for n, v in uploads[at].smallest.items()}
+    liar = dataclasses.replace(uploads[at], smallest=claimed)
+    honest, lied = (
+        federation.method.aggregate(federation.start(), [sent]).private[0].values
+        for sent in (uploads, [*uploads[:at], liar, *uploads[at + 1 :]])
+    )
+    for name, value in lied.items():
+        assert float((value - honest[name]).abs().max()) < 10, name
+
+
+@pytest.mark.parametrize("method", ["scaffold+clipping", "heteroscaffold+centred"])
+def test_bounds_of_variates_are_recorded(method: str, tmp_path: Path) -> None:
+    result = incofl.run(tiny_config(f"method={method}"), tmp_path / "run", progress=False)
+    for row in result.history:
+        record = row[method.partition("+")[2]]
+        assert record.keys() == {"update", "buffers", "extra"}
+        assert all(math.isfinite(part["bound"]) for part in record.values())
 
 
 def test_centred_clipping_by_hand() -> None:

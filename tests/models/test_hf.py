@@ -74,7 +74,7 @@ def test_code_that_lies_beside_the_weights_is_never_run(folder: Path, tmp_path: 
     (tmp_path / "theirs" / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     written = json.loads((folder / "config.json").read_text())
     name = "AutoModelForImageClassification"
-    changed = written | {"auto_map": {"AutoConfig": "own.Config", name: "own.Model"}}
+    changed = written | {"auto_map": {"AutoConfig": "own.Config", name: "own.Model"}, "attn_implementation": "a/kernel"}
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(changed))
     made("ImageClassification", DIGITS, pretrained=str(tmp_path / "theirs"))
     for option in ("trust_remote_code", "auto_map", "cache_dir", "num_labls"):
@@ -86,6 +86,11 @@ def test_code_that_lies_beside_the_weights_is_never_run(folder: Path, tmp_path: 
 def test_options_of_pretrained_models_are_those_of_their_config(folder: Path) -> None:
     model = made("ImageClassification", DIGITS, pretrained=str(folder), options={"layer_norm_eps": 0.5})
     assert any(getattr(layer, "eps", None) == 0.5 for layer in model.template.modules())
+    named_otherwise = {"num_labels": 10, "torch_dtype": "float32", "attn_implementation": "eager"}
+    eager: Any = made("ImageClassification", DIGITS, pretrained=str(folder), options=named_otherwise).template
+    assert eager.config._attn_implementation == "eager"
+    with pytest.raises(ConfigError, match=r"model.options: got 'attn_implementation'"):
+        made("ImageClassification", DIGITS, pretrained=str(folder), options={"attn_implementation": "their/kernel"})
 
 
 def test_random_weights_of_an_architecture() -> None:

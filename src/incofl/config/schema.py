@@ -135,6 +135,7 @@ class ValidationConfig:
     # out of scale is more than this many times the running median of the client's level (of all levels, by their
     # size, if the fleet has one or two clients of that level), and in proportion more for a client with more steps, up
     # to this many times again. One client of a cohort of eight cannot move the model by much more than an honest round
+    # does, or ten of them if it lies about its steps
     multiple: Annotated[float, Gt(1)] = 10.0
     least: Count = 1  # valid uploads that a round needs; with fewer, the model stays as it was
 

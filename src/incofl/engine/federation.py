@@ -148,7 +148,8 @@ class Federation:
 
     def _changed(self, **values: Any) -> "Federation":
         other = dataclasses.replace(self, **values)
-        other.__dict__.update({name: vars(self)[name] for name in ("costs", "work", "_slices") if name in vars(self)})
+        known = [name for name in ("costs", "forward_work", "_slices") if name in vars(self)]
+        other.__dict__.update({name: vars(self)[name] for name in known})
         return other
 
     def trained_as(self, level: int) -> int:
@@ -273,7 +274,7 @@ class Federation:
         return self.jobs(drawn, round, server)
 
     def jobs(self, clients: Sequence[int], round: int, server: Server | None = None) -> list[Job]:
-        """The turns of some clients, longest first; where channels are drawn, from those that the server has left.
+        """The turns of some clients, those of large clients with many examples first; channels are drawn in this order.
 
         The order is a function of the clients alone, of their examples and the level that they hold. Uploads are
         accumulated in it, so that sums of floats do not depend on who finishes first, nor on the method: by

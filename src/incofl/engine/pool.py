@@ -104,7 +104,7 @@ class Pool(Executor):
         self._threads.shutdown(cancel_futures=True)
 
     def _compute(self, server: Server, jobs: Sequence[J]) -> Iterator[list[tuple[J, Any]]]:
-        """Hands out the jobs in their order, longest first, and yields the outcomes in the same order."""
+        """Hands out the jobs in their order, long ones first, and yields the outcomes in the same order."""
         frozen = server.layout.frozen
         if not self._begun:
             constant = {name: server.shared[name] for name in frozen}

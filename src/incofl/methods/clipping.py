@@ -7,8 +7,8 @@ with ``centred`` the mean of the last round at each position, Karimireddy et al.
 
 then the covered mean. So a client moves positions with h holders by C sqrt(n_k / N) / h at most, even a sole holder: of
 rules on values, only this one helps there. A small slice has a proportionally smaller bound, so that one C suits all
-levels. It is a constant, or follows the fleet: a quantile of what the last round's uploads would have needed, and in
-the first round, in which uploads wait for each other, of its own.
+levels. It is a constant, or follows the fleet: a quantile of what the last round's uploads would have needed. In the
+first round, in which uploads wait for each other, it is a quantile of their own.
 
 Statistics of batch norm are bounded in the same way, by a C of their own, around those that the server has; what a
 method sends in addition (Scaffold's variates) by a third, around 0.
@@ -48,17 +48,17 @@ class Clipping(Mean):
         bounds = {part: float(value) for part, value in server.extra.get(self.state, {}).items() if part in PARTS}
         bounds |= {} if self.bound is None else {"update": self.bound}
         measure, lengths = _Measure(server, self), dict[str, list[float]]()
-        if not measure.parts <= bounds.keys():  # the first round: they wait for each other
+        if self.state not in server.extra:  # the first round: they wait for each other
             arrivals = [[kept(upload) for uploads in arrivals for upload in uploads]]
             first = [cut for uploads in arrivals for upload in uploads for cut in measure(upload)]
-            known = {part: [cut.length for cut in first if cut.part == part] for part in measure.parts}
+            known = {part: [cut.length for cut in first if cut.part == part] for part in PARTS}
             bounds = {part: self._quantile(found) for part, found in known.items() if found} | bounds
 
         def shortened(upload: Upload) -> Upload:
             new: dict[str, Any] = {}
             for part, field, away, centre, long in measure(upload):
                 lengths.setdefault(part, []).append(long)
-                if long > bounds.setdefault(part, math.inf):
+                if long > bounds[part]:
                     f = bounds[part] / long
                     moved = {n: f * v + centre[n] if n in centre else f * v for n, v in away.items()}
                     new[field] = getattr(upload, field) | moved
@@ -71,7 +71,8 @@ class Clipping(Mean):
         }
         bounds |= {part: self._quantile(found) for part, found in lengths.items()}
         state = {part: torch.tensor(value, dtype=torch.float64) for part, value in bounds.items()}
-        extra = {**changes.extra, self.state: state, **self.centres(server, changes)}
+        learned = {self.state: state} if lengths else {}
+        extra = {**changes.extra, **learned, **self.centres(server, changes)}
         return dataclasses.replace(changes, extra=extra, records={self.state: record})
 
     def centre(self, server: Server, level: int) -> Tensors:
@@ -129,7 +130,6 @@ class _Measure:
         statistics = {name for name in layout.buffers if server.shared[name].is_floating_point()}
         self._names = {"update": layout.parameters, "buffers": statistics, "extra": layout.parameters}
         self._sizes = {p: sum(math.prod(layout.shapes[n]) for n in names) for p, names in self._names.items()}
-        self.parts = {part for part in ("update", "buffers") if self._sizes[part]}  # that every upload has
         # By level and slice, the centre of each field; the slice is kept, so that no other gets its id.
         self._centres: dict[tuple[int, int], tuple[Slice, dict[str, Tensors]]] = {}
 

@@ -19,6 +19,7 @@ from incofl.models.model import ModelOptions, first_line
 
 PREFIX = "hf:"
 EXAMPLE = "hf:AutoModelForSequenceClassification"
+ATTENTION = ("eager", "sdpa")  # that of torch; others are code to be fetched
 
 
 def make_hf(name: str, options: ModelOptions) -> tuple[nn.Module, Layout]:
@@ -75,6 +76,7 @@ def _pretrained(transformers: Any, auto: Any, sizes: dict[str, Any], options: Mo
             huggingface_hub.hf_hub_download(where, "config.json")  # tells soonest that it cannot be reached
         place, never = str(folder) if local else where, {"trust_remote_code": False}  # nor code that comes with weights
         config = transformers.AutoConfig.from_pretrained(place, **sizes, **never)
+        config._attn_implementation = None  # that of a folder could be one to be fetched
         _set_options(config, options.options)
         return auto.from_pretrained(
             place,
@@ -96,12 +98,15 @@ def _pretrained(transformers: Any, auto: Any, sizes: dict[str, Any], options: Mo
 
 def _set_options(config: Any, given: Mapping[str, Any]) -> None:
     """Options of the architecture's own config, and no others: ``from_pretrained`` would take some that run code."""
-    known = [key for key in config.to_dict() if key not in ("auto_map", "model_type")]
+    known = sorted({*config.to_dict(), *config.attribute_map, "num_labels", "torch_dtype"} - {"auto_map", "model_type"})
     for key, value in given.items():
-        if key not in known:
+        if key == "attn_implementation" and value in ATTENTION:
+            config._attn_implementation = value
+        elif key not in known:
             kind = config.model_type
             raise ConfigError(f"model.options: got {key!r}, expected an option of {kind}{nearest(key, known)}")
-        setattr(config, key, value)
+        else:
+            setattr(config, key, value)
 
 
 def _classes_second(module: nn.Module, inputs: Any, output: Any) -> Tensor:
