@@ -202,11 +202,12 @@ def checkpoints(inputs: Inputs, draw: Draw) -> None:
 @contextmanager
 def damaged_run(inputs: Inputs, draw: Draw) -> Iterator[Path]:
     """A copy of a run folder, one file of which is damaged or has other values."""
-    folder = inputs.folder / "damaged"
+    folder, memories = inputs.folder / "damaged", sorted(RunFolder(inputs.run).memories.iterdir())
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(inputs.run, folder)
     names = ["config.toml", "metrics.jsonl", "environment.json", "summary.json", "partition.json"]
-    names += ["checkpoint/state.safetensors", "snapshots/round-000001.safetensors"]
+    names += ["checkpoint/state.safetensors", "checkpoint/previous.safetensors", "checkpoint/records.crc32"]
+    names += ["snapshots/round-000001.safetensors", *(f"checkpoint/clients/{p.name}" for p in memories)]
     path = folder / draw(st.sampled_from(names))
     if path.suffix in (".json", ".jsonl") and draw(st.booleans()):
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
@@ -223,6 +224,13 @@ def report(inputs: Inputs, draw: Draw) -> None:
 
     with damaged_run(inputs, draw) as folder:
         make_page(by_seed(find_runs(folder)))
+
+
+def watching(inputs: Inputs, draw: Draw) -> None:
+    from incofl.report.live import state
+
+    with damaged_run(inputs, draw) as folder:
+        json.dumps(state(folder))
 
 
 def analyses(inputs: Inputs, draw: Draw) -> None:
@@ -328,6 +336,7 @@ TARGETS: dict[str, tuple[Callable[[Inputs, Draw], None], float]] = {
     "data files": (data_files, 1.0),
     "checkpoints": (checkpoints, 1.0),
     "report": (report, 0.05),
+    "watch": (watching, 0.5),
     "analyze": (analyses, 0.05),
     "resumption": (resumption, 0.05),
     "uploads": (uploads, 1.0),

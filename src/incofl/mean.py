@@ -46,6 +46,11 @@ class Mean:
         """Whether each client takes part by itself, with the same probability, and not in cohorts of one size."""
         return False
 
+    @property
+    def has_secret(self) -> bool:
+        """Whether what it keeps in ``server.extra`` is for the owner of the run alone."""
+        return False
+
     def seed(self, server: Server) -> int:
         """The seed of the cohorts."""
         return server.seed

@@ -205,6 +205,10 @@ class Method:
             raise ConfigError(
                 f"method: {self.name} sets values, which {odd[0]} would spoil, expected no such transform"
             )
+        counting = [transform.name for transform in self.transforms if getattr(transform, "counts_holders", False)]
+        if counting and self.server.weighting != "uniform":
+            got = f"got {self.server.weighting!r}, expected 'uniform' with {counting[0]}"
+            raise ConfigError(f"aggregate.weighting: {got}: every client counts once, whatever examples it claims")
         self.client.check(setting)
         self.server.check(setting)
         self.server.mean.check(self, setting)

@@ -36,7 +36,8 @@ class Context:
 class UpdateTransform(Protocol):
     """A function of the aggregated update, applied on the server before the update is added.
 
-    With an attribute ``needs_shared_model = True`` it is refused for methods whose levels share no model.
+    With an attribute ``needs_shared_model = True`` it is refused for methods whose levels share no model, with
+    ``counts_holders = True`` for those that do not weigh all clients alike.
     """
 
     @property

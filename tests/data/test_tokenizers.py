@@ -1,6 +1,8 @@
 """Words of a file, tokenizers of Hugging Face, and texts of which the next token is learned."""
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import incofl
 from incofl.config import make_config
 from incofl.data import find_source
 from incofl.data.texts import list_words
+from incofl.data.tokenizers import find_tokenizer
 from incofl.engine.build import build, build_data, outline
 from incofl.errors import DataError
 from tests.shell import Shell
@@ -122,7 +125,7 @@ def test_wrong_files(root: Path) -> None:
     assert len(build_data(make_config(None, keys(root, "data.name=sst2"))).train) == 2
 
 
-def test_a_tokenizer_of_hugging_face_beside_a_model(root: Path) -> None:
+def test_a_tokenizer_of_hugging_face_beside_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its folder is found where the model's is; texts have their special tokens and a mask."""
     transformers = pytest.importorskip("transformers")
     folder = root / "bert"
@@ -136,6 +139,18 @@ def test_a_tokenizer_of_hugging_face_beside_a_model(root: Path) -> None:
     model = [name, f"model.pretrained={str(folder)!r}", f"data.root={str(root)!r}", "data.name=sst2"]
     config = make_config(None, [*model, "data.length=8", "data.clients=1", "cohort=1", "rounds=1", "engine.workers=1"])
     assert config.data.tokenizer == str(folder)
+    # Code beside the words is not run, nor is anybody asked whether to.
+    (folder / "own.py").write_text(f"open({str(root / 'ran')!r}, 'w').close()\n")
+    said = json.loads((folder / "tokenizer_config.json").read_text())
+    said |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (root / "theirs").mkdir()
+    for name in ("own.py", "vocab.txt"):
+        shutil.copy(folder / name, root / "theirs" / name)
+    (root / "theirs" / "tokenizer_config.json").write_text(json.dumps(said))
+    monkeypatch.setattr("builtins.input", lambda *said: "y")
+    with contextlib.suppress(DataError):  # words without their code may be read or not
+        find_tokenizer(str(root / "theirs"))
+    assert not (root / "ran").exists()
     data = build_data(config)
     assert data.train.x["input_ids"].tolist()[0] == [2, 6, 8, 7, 9, 3, 0, 0]  # [CLS] a good film . [SEP]
     assert data.train.x["attention_mask"].tolist()[0] == [1, 1, 1, 1, 1, 1, 0, 0]

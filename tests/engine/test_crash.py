@@ -18,6 +18,8 @@ from incofl.engine.files import PRIVATE, append_line, atomic_write, read_header,
 from incofl.engine.progress import Progress
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import RunError
+from incofl.report.live import state
+from incofl.studies.reproduce import is_finished
 from tests.engine.test_run import comparable, final_state
 from tests.federations import tiny_config
 from tests.torture import torture
@@ -70,19 +72,21 @@ def number_of_writes(folder: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["killed", "full disk"])
-def test_a_torn_write_anywhere_loses_nothing(kind: str, whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["killed", "full disk", "full disk without links"])
+def test_a_torn_write_anywhere_loses_nothing(
+    kind: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each write of two rounds in turn is the last one, and only half of it is done."""
+    if "links" in kind:
+        monkeypatch.setattr(os, "link", lambda *names: os.stat("/no/such/file"))
     writes = number_of_writes(tmp_path / "counted")
     assert writes > 20
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for at in range(1, writes + 1):
-        folder, problem = tmp_path / f"cut-{at}", full if kind == "full disk" else Killed()
+        folder, problem = tmp_path / f"cut-{at}", full if "full" in kind else Killed()
         with pytest.MonkeyPatch.context() as patch:
             Faulty(patch, at, problem)
-            expected = (
-                pytest.raises(RunError, match="cannot be written") if kind == "full disk" else pytest.raises(Killed)
-            )
+            expected = pytest.raises(RunError, match="cannot be written") if "full" in kind else pytest.raises(Killed)
             with expected:
                 run(folder, rounds=2)
         run(folder)
@@ -191,6 +195,27 @@ def test_a_damaged_memory_of_a_client_is_one_line(finished: Path) -> None:
         flip(path, -3)
     with pytest.raises(RunError, match=r"damaged \(its checksum is wrong.*\): the memory of client \d+ cannot be read"):
         run(finished, rounds=6)
+
+
+def test_a_damaged_memory_of_the_last_round_is_noticed_and_the_round_before_is_used(
+    finished: Path, whole: Path
+) -> None:
+    for path in (finished / "checkpoint" / "clients").glob("*-round-2.safetensors"):  # of three
+        flip(path, -3)
+    heard = Heard()
+    run(finished, progress=heard)
+    (line,) = heard.lines
+    assert line.endswith("continued from the checkpoint before it, round 2")
+    assert final_state(finished) == final_state(whole)
+    assert comparable(finished) == comparable(whole)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{", "[" * 100000])
+def test_a_damaged_summary_is_one_line_for_all_who_read_it(content: str, finished: Path) -> None:
+    (finished / "summary.json").write_text(content)
+    for read in (state, lambda folder: is_finished(folder, tiny_config(*KEYS))):
+        with pytest.raises(RunError, match=r"summary.json: damaged \(.*; delete it"):
+            read(finished)
 
 
 def test_a_kill_before_anything_but_the_folder_is_there(tmp_path: Path, whole: Path) -> None:

@@ -1,6 +1,7 @@
 """Which node is which client, and what it can afford."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,13 @@ def test_the_fleet_is_remembered(tmp_path: Path) -> None:
     assert again.present == []  # until it has answered
     assert again.meet([big]) == [big]
     assert again.welcome(big, Answer(client=3, memory=300, examples=7)).level == 1
-    (tmp_path / "nodes.json").write_text("{}")
-    with pytest.raises(RunError, match="damaged"):
-        make(tmp_path)
+    known = json.loads((tmp_path / "nodes.json").read_text())
+    assert (tmp_path / "nodes.json").stat().st_mode & 0o077 == 0
+    for other in ({"level": 99}, {"client": "zz"}, {"client": -1}, {"missed": 0.5}, {"odd": 1}):
+        (tmp_path / "nodes.json").write_text(json.dumps(known | {"nodes": [known["nodes"][0] | other]}))
+        with pytest.raises(RunError, match=r"nodes.json: damaged \(.*; delete it, and nodes will be asked again"):
+            make(tmp_path)
+    for content in ("{}", "[" * 100000):
+        (tmp_path / "nodes.json").write_text(content)
+        with pytest.raises(RunError, match=r"nodes.json: damaged \(.*; delete it, and nodes will be asked again"):
+            make(tmp_path)

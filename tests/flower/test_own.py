@@ -21,8 +21,11 @@ from incofl.config import Config, load_config
 from incofl.engine.build import build_model
 from incofl.errors import ConfigError, RunError
 from incofl.flower import Settings, make_client_app, make_server_app, serve
+from incofl.flower.backend import FlowerBackend
 from incofl.flower.settings import read_run_config
-from tests.flower.fleets import final_state, rows
+from tests.federations import tiny_config
+from tests.flower.fleets import final_state, fleet, rows
+from tests.flower.fleets import settings as impatient
 from tests.flower.loop import LoopGrid
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_own_app.py"
@@ -79,6 +82,13 @@ def test_the_example_learns(example: dict[str, Any], ours: Objects, tmp_path: Pa
     sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
     assert sizes[0] < sizes[1] / 2
     assert not (tmp_path / "run" / "partition.json").exists()  # the server does not know which examples nodes have
+
+
+def test_privacy_is_refused_where_nobody_knows_the_fleet(tmp_path: Path) -> None:
+    """Its denominators would be what nodes say that they are."""
+    config = tiny_config("method=heteroavg+privacy", "privacy.noise=1", 'model.options={norm="group"}')
+    with pytest.raises(ConfigError, match="flower: got an open fleet, expected what is known before the first round"):
+        incofl.run(config, tmp_path / "run", backend=FlowerBackend(fleet(config), impatient(tmp_path)), progress=False)
 
 
 def test_what_goes_wrong_is_said_without_the_way_there() -> None:

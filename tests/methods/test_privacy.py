@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import incofl
 from incofl.aggregate import spread
 from incofl.engine.federation import Federation
+from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError
 from incofl.method import Method, ServerRule
 from incofl.methods import METHODS
@@ -311,6 +312,7 @@ def test_noise_and_cohorts_of_a_secret_number(tmp_path: Path) -> None:
     name = min(first.server.layout.parameters)
     assert one != other or not torch.equal(first.server.shared[name], second.server.shared[name])
     assert first.server.extra[STATE]["seed"] != second.server.extra[STATE]["seed"]
+    assert RunFolder(tmp_path / "0").checkpoint.stat().st_mode & 0o077 == 0  # for its owner alone
     shutil.copytree(tmp_path / "0", tmp_path / "copy")
     ended = []
     for folder in ("0", "copy"):

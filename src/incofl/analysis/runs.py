@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from incofl.config import UNBOUND, Config, find_parts, load_config, read_toml
+from incofl.config import UNBOUND, Config, find_parts, load_config
 from incofl.config.resolve import OBJECTS, name_of
-from incofl.config.schema import called, flat
+from incofl.config.schema import called
 from incofl.engine.build import build, outline
 from incofl.engine.checkpoint import checkpoint_round, load_checkpoint
 from incofl.engine.federation import Federation
@@ -35,10 +35,7 @@ class RecordedRun:
         if not self.rows:
             raise RunError(f"{path}: holds no finished round; continue it (--resume, or resume=True in Python)")
         # By dotted key; unlike the config they can be read without the objects that they name.
-        self.values = flat(read_toml(self.folder.config))
-        for key, kind in {"seed": int, "method": str, "data.name": str, "model.name": str, "task.name": str}.items():
-            if not isinstance(value := self.values.get(key), kind):
-                raise RunError(f"{self.folder.config}: damaged ({key} is {value!r:.40}, expected a resolved config)")
+        self.values = self.folder.values()
         self.seed, self.method = int(self.values["seed"]), str(self.values["method"])
 
     @cached_property

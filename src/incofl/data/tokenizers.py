@@ -92,7 +92,8 @@ def find_tokenizer(where: str) -> Tokenizer:
     except ImportError:
         raise DataError(f"data.tokenizer: {where} needs transformers: pip install 'incofl[lora]'") from None
     try:
-        return Subwords(AutoTokenizer.from_pretrained(str(path) if path.is_dir() else where))
+        never = {"trust_remote_code": False}  # no code that lies beside the words, and nobody is asked whether to
+        return Subwords(AutoTokenizer.from_pretrained(str(path) if path.is_dir() else where, **never))
     except Exception as problem:  # of the network, the server, the name or the files: many types
         reason = next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
         raise DataError(f"data.tokenizer: {where} cannot be loaded ({reason}), expected {EXAMPLE}") from None

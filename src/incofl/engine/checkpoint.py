@@ -1,13 +1,11 @@
 """The state of a run after a round, in one file that is either whole or not there, and the one before it."""
 
 import dataclasses
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from incofl.engine.files import read_header, read_sealed, write_sealed
+from incofl.engine.files import PRIVATE, SHARED, keep_as, read_header, read_sealed, write_sealed
 from incofl.errors import RunError
 from incofl.server import Server
 
@@ -22,8 +20,13 @@ class Checkpoint(NamedTuple):
     memories: Manifest
 
 
-def save_checkpoint(path: Path, server: Server, identity: Identity, memories: Manifest | None = None) -> None:
-    """Writes the server's state; a crash at any moment leaves the checkpoint before it or this one."""
+def save_checkpoint(
+    path: Path, server: Server, identity: Identity, memories: Manifest | None = None, secret: bool = False
+) -> None:
+    """Writes the server's state; a crash at any moment leaves the checkpoint before it or this one.
+
+    One with a ``secret`` is for its owner alone.
+    """
     tensors = {f"shared/{name}": value for name, value in server.shared.items()}
     for kind, tables in (("private", server.private), ("extra", server.extra), ("states", server.states)):
         for table, values in tables.items():
@@ -31,7 +34,7 @@ def save_checkpoint(path: Path, server: Server, identity: Identity, memories: Ma
     header: dict[str, Any] = {"round": server.round, **identity}
     if memories:
         header["memories"] = sorted((client, *when) for client, when in memories.items())
-    write_sealed(path, tensors, header)
+    write_sealed(path, tensors, header, PRIVATE if secret else SHARED)
 
 
 def previous(path: Path) -> Path:
@@ -42,11 +45,7 @@ def previous(path: Path) -> Path:
 def keep_previous(path: Path) -> None:
     """Keeps a checkpoint that is about to be replaced, under another name; it stays under its own, too."""
     if path.exists():
-        previous(path).unlink(missing_ok=True)
-        try:
-            os.link(path, previous(path))
-        except OSError:  # a file system without links
-            shutil.copyfile(path, previous(path))
+        keep_as(path, previous(path))
 
 
 def checkpoint_round(path: Path) -> int:

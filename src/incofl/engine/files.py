@@ -7,6 +7,7 @@ hold a checksum of themselves, in which the checksum counts as zeros.
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,15 +60,25 @@ def append_line(path: Path, line: str) -> None:
             os.fsync(file)
 
 
+def keep_as(path: Path, other: Path) -> None:
+    """Keeps a file that is about to be replaced under another name; it stays under its own, too."""
+    with _explained(other):
+        other.unlink(missing_ok=True)
+        try:
+            os.link(path, other)
+        except OSError:  # a file system without links
+            atomic_write(other, path.read_bytes(), mode=stat.S_IMODE(path.stat().st_mode))
+
+
 def sync_folder(path: Path) -> None:
     """Puts the names in a folder on disk, too."""
     with _opened(path, os.O_RDONLY, 0) as folder:
         os.fsync(folder)
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, mode: int = SHARED) -> None:
     """A JSON document, atomically."""
-    atomic_write(path, (json.dumps(value, indent=2) + "\n").encode())
+    atomic_write(path, (json.dumps(value, indent=2) + "\n").encode(), mode=mode)
 
 
 def read_json(path: Path, hint: str) -> dict[str, Any]:

@@ -130,6 +130,7 @@ class Run:
     def _start(self, stack: contextlib.ExitStack) -> None:
         config, folder, federation = self.config, self.folder, self.federation
         self._identity = {"config": config.digest(), "data": federation.data.fingerprint()}
+        self._secret = federation.method.server.mean.has_secret
         has_partition = config.data.partition != "virtual" and len(
             federation.data.train
         )  # else it follows, or is not here
@@ -156,7 +157,7 @@ class Run:
             receiver.started(config, federation, self.rows)
             stack.callback(receiver.close)
         if self.server.round == 0 and config.record.keeps(0):
-            save_checkpoint(folder.snapshot(0), self.server, self._identity)
+            save_checkpoint(folder.snapshot(0), self.server, self._identity, secret=self._secret)
         self._trace = Trace(on=config.engine.trace)
         stack.callback(self._finish)
         left = config.rounds - self.server.round
@@ -279,9 +280,9 @@ class Run:
         with trace.span("records, checkpoint"):
             self.folder.append(row)
             if config.record.keeps(server.round):
-                save_checkpoint(self.folder.snapshot(server.round), server, self._identity)
+                save_checkpoint(self.folder.snapshot(server.round), server, self._identity, secret=self._secret)
             keep_previous(self.folder.checkpoint)
-            save_checkpoint(self.folder.checkpoint, server, self._identity, store.manifest)
+            save_checkpoint(self.folder.checkpoint, server, self._identity, store.manifest, self._secret)
             store.saved()
         self.server = server
         self.rows.append(row)

@@ -36,13 +36,16 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict  # that of Python 3.11 does not do for pydantic
 
-from incofl.config import UNBOUND, Config, make_config
+from incofl.config import UNBOUND, Config, make_config, read_toml
+from incofl.config.schema import flat
 from incofl.engine.files import append_line, atomic_write, read_json, write_json
 from incofl.errors import RunError
 from incofl.statistics import tail_mean
 from incofl.task import Task
 
 Row = dict[str, Any]
+# Keys that every config of a run has.
+ALWAYS = dict.fromkeys(("method", "data.name", "model.name", "task.name"), str) | {"seed": int, "rounds": int}
 
 
 class RunFolder:
@@ -108,6 +111,14 @@ class RunFolder:
         """The config that the rounds from here on are run with."""
         atomic_write(self.config, config.to_toml().encode())
 
+    def values(self) -> dict[str, Any]:
+        """The config by dotted key; unlike the config itself it can be read without the objects that it names."""
+        found = flat(read_toml(self.config))
+        for key, kind in ALWAYS.items():
+            if not isinstance(value := found.get(key), kind):
+                raise RunError(f"{self.config}: damaged ({key} is {value!r:.40}, expected a resolved config)")
+        return found
+
     def save_environment(self) -> None:
         """What the rounds are computed with; a resumption is added to what is known of the rounds before it."""
         now = environment()
@@ -141,12 +152,13 @@ class RunFolder:
 
     def load_choices(self) -> dict[int, bool]:
         """What was measured before, if anything."""
+        hint = "delete it: it is measured again, and the bits of the rounds from here on may differ"
         if not self.choices.exists():
             return {}
         try:
-            found = {int(level): bool(chosen) for level, chosen in json.loads(self.choices.read_text()).items()}
-        except (ValueError, AttributeError, RecursionError) as problem:
-            raise RunError(f"{self.choices}: damaged ({problem}); delete the folder to start again") from None
+            found = {int(level): bool(chosen) for level, chosen in read_json(self.choices, hint).items()}
+        except ValueError as problem:
+            raise RunError(f"{self.choices}: damaged ({problem}); {hint}") from None
         return found
 
     def append(self, row: Row) -> None:

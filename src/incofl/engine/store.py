@@ -83,6 +83,8 @@ class ClientStore:
         if missing := sorted(path for path in expected if not path.exists()):
             hint = "the run cannot be continued without it: restore the file, or start again in another folder"
             raise RunError(f"{missing[0]}: the memory of a client is missing ({len(missing)} in all); {hint}")
+        for path in sorted(expected - self._paths(spare)) if spare else ():  # without them the one before goes on
+            read_sealed(path)
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             if path not in expected and path not in self._spare:
                 path.unlink()

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.util
-import json
 import os
 import time
 from abc import abstractmethod
@@ -12,7 +11,7 @@ from typing import Any
 
 from incofl.config import Config
 from incofl.engine.federation import Federation
-from incofl.engine.files import write_json
+from incofl.engine.files import read_json, write_json
 from incofl.engine.progress import Progress
 from incofl.engine.run_folder import Row
 from incofl.errors import ConfigError
@@ -111,7 +110,7 @@ class MLflow(Tracker):
 
         self._metric, self._client, record = Metric, MlflowClient(), self._folder / "mlflow.json"
         if begun := record.exists():
-            self._run: str = json.loads(record.read_text())["run"]
+            self._run = str(read_json(record, "delete it, and MLflow gets a new run").get("run"))
         else:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             found = self._client.get_experiment_by_name(name)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from incofl.client import Upload
 from incofl.config import Config
@@ -27,6 +27,7 @@ from incofl.engine.backend import Backend
 from incofl.engine.build import build
 from incofl.engine.executor import Executor, InProcess, Lost
 from incofl.engine.federation import Federation, Job
+from incofl.engine.files import PRIVATE, atomic_write
 from incofl.engine.round import RoundStats
 from incofl.engine.run_folder import Row, RunFolder
 from incofl.engine.trace import Trace
@@ -59,7 +60,9 @@ class FlowerBackend(Backend):
         federation = build(config, known, begun=folder.checkpoint.exists())
         if self._only_nodes_have_examples and config.buffers == "static" and federation.model.layout.buffers:
             raise ConfigError("buffers: got 'static', expected another: the server has no examples to measure them on")
-        return replace(federation, open=True)
+        federation = replace(federation, open=True)
+        federation.check()
+        return federation
 
     def memories(self, config: Config, federation: Federation, folder: Path) -> Fleet:
         self._fleet = Fleet(self._grid, self._settings, self._nodes_file, federation)
@@ -292,7 +295,7 @@ def on_disk(upload: Upload, folder: Path) -> Upload:
     """The same upload with its tensors in a file that is mapped into memory; it is gone when nobody needs them."""
     path, tensors = folder / "early.safetensors", {part: getattr(upload, part) for part in TENSORS}
     flat = {f"{part}/{name}": value.contiguous() for part in TENSORS for name, value in tensors[part].items()}
-    save_file(flat, path)
+    atomic_write(path, save(flat), mode=PRIVATE)
     found = load_file(path)
     path.unlink()
     mapped: dict[str, Any] = {part: {name: found[f"{part}/{name}"] for name in tensors[part]} for part in TENSORS}

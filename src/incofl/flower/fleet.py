@@ -1,7 +1,6 @@
 """The fleet: which node is which client, and what it can afford; kept in the run folder, for when it comes back."""
 
 import itertools
-import json
 import secrets
 import time
 from collections.abc import Collection
@@ -16,7 +15,7 @@ from incofl.client import Upload
 from incofl.costs import DeviceClass, assign
 from incofl.engine.checkpoint import Manifest
 from incofl.engine.federation import ClientLevels, Federation
-from incofl.engine.files import write_json
+from incofl.engine.files import PRIVATE, read_json, write_json
 from incofl.errors import ConfigError, RunError
 from incofl.flower.protocol import VERSION, Answer, Refusal, decode_answer
 from incofl.flower.settings import Settings
@@ -50,20 +49,35 @@ class Fleet:
         self.nodes: dict[int, Node] = {}
         self.refused: dict[int, str] = {}
         self.run = secrets.token_hex(8)
+        again = "delete it, and nodes will be asked again"
         if not path.exists():
             return
         try:
-            known = json.loads(path.read_text())
+            known = read_json(path, again)
             self.run = str(known["run"])
-            self.nodes = {entry["client"]: Node(**entry | {"node": int(entry["node"])}) for entry in known["nodes"]}
+            nodes = [Node(**entry | {"node": int(entry["node"])}) for entry in known["nodes"]]
+            if wrong := [node for node in nodes if not self._possible(node)]:
+                raise ValueError(f"{wrong[0]} cannot be")
+            self.nodes = {node.client: node for node in nodes}
         except (ValueError, TypeError, KeyError) as problem:
-            raise RunError(f"{path}: damaged ({problem}); delete it, and nodes will be asked again") from None
+            raise RunError(f"{path}: damaged ({problem}); {again}") from None
+
+    def _possible(self, node: Node) -> bool:
+        levels = len(self._federation.splitter.depths)
+        numbers = [
+            (node.client, range(len(self._defaults))),
+            (node.level, range(levels)),
+            (node.wanted, range(levels)),
+            (node.examples, range(2**63)),
+            (node.missed, range(2**63)),
+        ]
+        return all(value is None or (type(value) is int and value in within) for value, within in numbers)
 
     def save(self) -> None:
         """Remembers it all. Ids are written as text: they are too large for many readers' numbers."""
         entries = [asdict(node) | {"node": str(node.node)} for _, node in sorted(self.nodes.items())]
         refused = [{"node": str(node), "reason": reason} for node, reason in sorted(self.refused.items())]
-        write_json(self._path, {"run": self.run, "nodes": entries, "refused": refused})
+        write_json(self._path, {"run": self.run, "nodes": entries, "refused": refused}, PRIVATE)
 
     saved = save  # what is called when a checkpoint is on disk
 

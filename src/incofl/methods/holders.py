@@ -6,7 +6,7 @@ the positions that have enough holders, of all tensors together. If no position 
 """
 
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -24,6 +24,7 @@ class Holders(Stateless):
     bound: Annotated[float, Ge(0)] = 0.0  # of the step of other positions, in terms of the steps of these; 0: none
 
     name = "holders"
+    counts_holders: ClassVar[bool] = True
 
     def __call__(self, update: Tensors, state: Tensors, context: Context) -> tuple[Tensors, Tensors, Record]:
         few = {n: (context.weight[n] / context.unit < self.least - 0.5).expand_as(u) for n, u in update.items()}

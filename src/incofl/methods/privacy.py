@@ -91,6 +91,10 @@ class Privacy(Mean):
     def poisson(self) -> bool:
         return self.sampling == "poisson"
 
+    @property
+    def has_secret(self) -> bool:
+        return self.secret
+
     def seed(self, server: Server) -> int:
         """The seed of cohorts and noise."""
         return int(server.extra.get(STATE, {}).get("seed", server.seed))

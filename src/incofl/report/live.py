@@ -9,8 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from incofl.config import read_toml
 from incofl.config.schema import called
+from incofl.engine.files import read_json
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, RunError
 
@@ -27,12 +27,18 @@ def state(folder: str | Path) -> dict[str, Any]:
     run = RunFolder(Path(folder).expanduser())
     if not run.config.exists():
         raise RunError(f"{folder}: holds no run (no config.toml); is it a run folder?")
-    config, rows = read_toml(run.config), run.rows()
+    config, rows = run.values(), run.rows()
     summary: dict[str, Any] = {}
     if run.summary.exists():
-        summary = json.loads(run.summary.read_text())
+        hint = "delete it: the run writes it anew when it is resumed"
+        summary = read_json(run.summary, hint)
+        for key, kind in {"status": str, "rounds": int, "metric": str, "levels": list}.items():
+            if not isinstance(value := summary.get(key), kind):
+                raise RunError(f"{run.summary}: damaged ({key} is {value!r:.40}); {hint}")
+        if not all(type(level) is int for level in summary["levels"]):
+            raise RunError(f"{run.summary}: damaged (its levels are no numbers); {hint}")
     evaluated = [row for row in rows if row["accuracy"] is not None]
-    counts, names = config["split"].get("counts"), config["split"].get("names")
+    counts, names = config.get("split.counts"), config.get("split.names")
     sizes = len(evaluated[-1]["accuracy_by_level"]) if evaluated else 0
     used = [level for level, count in enumerate(counts) if count] if isinstance(counts, list) else list(range(sizes))
     levels = summary.get("levels") or used
@@ -42,8 +48,8 @@ def state(folder: str | Path) -> dict[str, Any]:
     return {
         "name": run.path.resolve().name,
         "method": config["method"],
-        "data": config["data"]["name"],
-        "model": config["model"]["name"],
+        "data": config["data.name"],
+        "model": config["model.name"],
         "seed": config["seed"],
         "rounds": config["rounds"],
         "done": len(rows),

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from incofl.analysis.runs import RecordedRun
 from incofl.config import Config, make_config
+from incofl.engine.files import read_json
 from incofl.engine.run_folder import RunFolder
 from incofl.errors import ConfigError, nearest
 from incofl.statistics import Difference, Estimate, paired, plus_minus, tail_mean
@@ -161,7 +162,7 @@ def judge(table: Sequence[Cell], out: Path, tail: int) -> list[Outcome]:
 def is_finished(folder: Path, config: Config) -> bool:
     """Whether the run of a config is complete."""
     path = RunFolder(folder).summary
-    summary = json.loads(path.read_text()) if path.exists() else {}
+    summary = read_json(path, "delete it, and the run is resumed") if path.exists() else {}
     return (summary.get("status"), summary.get("rounds")) == ("done", config.rounds)
 
 
