@@ -17,6 +17,7 @@ from incofl.data import Data, Examples
 from incofl.engine.build import attackers, build
 from incofl.engine.executor import InProcess, Lost
 from incofl.engine.federation import Federation, Job
+from incofl.engine.round import RoundStats, run_round
 from incofl.engine.under_attack import UnderAttack
 from incofl.errors import ConfigError
 from incofl.server import Server
@@ -200,6 +201,18 @@ def test_only_uploads_of_attackers_change(tmp_path: Path) -> None:
 
     assert found(Attack(kind="sign-flip")) == [(0, 1.0), (1, None), (2, -2.0), (3, -4.0)]
     assert found(Attack(kind="inner-product")) == [(0, 1.0), (1, None), (2, -3.0), (3, -3.0)]
+
+
+def test_any_number_of_senders_of_nan_changes_nothing(tmp_path: Path) -> None:
+    """With eight of ten the round is, bit for bit, that of the two others alone."""
+    fleet, liars, stats = federation(), frozenset(range(8)), RoundStats()
+    jobs, honest = fleet.schedule(0, 10), InProcess(fleet)
+    under = UnderAttack(honest, Attack(kind="not-a-number"), liars, tmp_path)
+    attacked = run_round(fleet.start(), fleet.method, jobs, under, stats)
+    others = [job for job in jobs if job.client not in liars]
+    alone = run_round(fleet.start(), fleet.method, others, honest, RoundStats())
+    assert {refused["client"] for refused in stats.rejected} == liars
+    assert all(torch.equal(value, alone.shared[name]) for name, value in attacked.shared.items())
 
 
 def test_how_little_follows_from_the_cohort(tmp_path: Path) -> None:

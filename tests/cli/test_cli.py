@@ -493,3 +493,11 @@ def test_windows_is_refused_in_one_line(incofl: Shell, monkeypatch: pytest.Monke
     code, _, err = incofl("list", "methods")
     assert (code, err.count("\n")) == (2, 1)
     assert "use WSL" in err
+
+
+def test_macos_is_said_to_be_untested(incofl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    code, out, err = incofl("list", "methods")
+    assert (code, err.count("\n")) == (0, 1)
+    assert "macOS is not tested" in err
+    assert "heteroavg" in out

@@ -200,10 +200,23 @@ def test_the_options_are_tried(incofl: Shell, tmp_path: Path) -> None:
     assert "nothing" in next(line for line in out.splitlines() if line.startswith("phone") and "±" in line)
     assert "against the best baseline" in out
     assert (tmp_path / "advice" / "comparison.md").read_text().split("\n")[0] in out
+    page = tmp_path / "page.html"
+    assert incofl("report", tmp_path / "advice", "-o", page)[0] == 0
+    assert "The largest level that each device can hold under every option" in page.read_text()
+    assert "left out: the smallest level needs memory" in page.read_text()
+    assert "everybody trains the smallest size" in page.read_text()
+    (tmp_path / "advice" / "advice.json").write_text('{"x": [["a"], ["b", "c"]], "y": 1}')  # damaged: nothing is said
+    assert incofl("report", tmp_path / "advice", "-o", page)[0] == 0
+    assert "Devices and options" not in page.read_text()
     code, out, err = incofl("advise", *command, "--try", "--rounds", 1, "--json")
     assert " computes " in json.loads(out)["answer"]
     head, *_ = (tmp_path / "advice" / "comparison.md").read_text().splitlines()[2:]
     assert "| phone | workstation |" in head
+    many = [word for key in ("rounds=99", "data.limit=30", "model.name=tiny-mlp") for word in ("--set", key)]
+    code, out, err = incofl("advise", *given, *many, "--seeds", "0", "--try", "--out", tmp_path / "small")
+    assert code == 0, err
+    assert "30 rounds of each option and seed instead of the config's; more: --rounds 99" in out
+    assert "rounds = 30" in next((tmp_path / "small").glob("*/config.toml")).read_text()
     code, out, err = incofl("compare", "--methods", "heteroavg", *command)
     assert code == 0
     assert err.startswith("left out: 1 brick, the smallest level needs memory")

@@ -58,6 +58,8 @@ def main() -> None:
             "incofl: Windows is not supported (file locks and worker processes are those of Unix); use WSL", err=True
         )
         sys.exit(2)
+    if sys.platform == "darwin":
+        typer.echo("incofl: macOS is not tested: please report what does not work", err=True)
     try:
         code = app(standalone_mode=False)
     except (IncoflError, ClickException, OSError) as problem:

@@ -53,6 +53,7 @@ def make_page(groups: Groups, title: str | None = None) -> str:
         figures={section: list(map(asdict, found)) for section, found in figures.items()},
         pictures=pictures(groups),
         verdict=tables.verdict(groups),
+        advice=tables.fleet(groups),
         results=tables.results(groups),
         similarity=tables.similarity(groups),
         sizes=tables.sizes(groups),

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 from incofl.analysis.runs import Groups, RecordedRun, plain
 from incofl.config import Config
 from incofl.costs import human
-from incofl.errors import IncoflError
+from incofl.engine.files import read_json
+from incofl.errors import IncoflError, RunError
 from incofl.statistics import estimate, plus_minus
 from incofl.studies.compare import levels_of_devices
 from incofl.studies.gains import answer, gain_table
 
 NONE = "\N{EN DASH}"
+ADVICE = "advice.json"  # in a folder of runs: what incofl advise said, tables by title
 in_bytes = partial(human, unit="B")
 FLEET = ("model.name", "data.name", "data.partition", "data.clients", "rounds")  # in which compared runs must agree
 
@@ -45,6 +47,19 @@ def verdict(groups: Groups) -> tuple[str, list[Line]]:
         return "", []
     head, *rows = gain_table(setting, baselines)
     return answer(setting, baselines), [Line(dict(zip(head, row, strict=True))) for row in rows]
+
+
+def fleet(groups: Groups) -> dict[str, list[Line]]:
+    """By title, what ``incofl advise --try`` said of the devices and options that the runs are of; else nothing."""
+    (folder, *others) = {run.path.parent for run in groups.runs}
+    try:
+        said = {} if others else read_json(folder / ADVICE, "")
+        found = {
+            title: [Line(dict(zip(head, row, strict=True))) for row in rows] for title, (head, *rows) in said.items()
+        }
+        return {title: lines for title, lines in found.items() if lines}
+    except (RunError, TypeError, ValueError):
+        return {}
 
 
 def results(groups: Groups) -> list[Line]:
