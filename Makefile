@@ -48,7 +48,7 @@ format: $(READY)
 # Without warnings, or not at all (with --quiet mkdocs would not count them).
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "build/site/index.html"
+	@echo "build/site/index.html; with its search: python3 -m http.server -b 127.0.0.1 -d build/site"
 
 # Built, installed with its dependencies into an environment of its own, and used there, away from the repository.
 wheel: $(READY)

@@ -4,6 +4,7 @@ Pages are written for readers of the repository. Here links to files that are no
 the tests need is left out. The references of commands and of Python are generated from the code.
 """
 
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -14,6 +15,8 @@ from mkdocs.structure.files import File, Files
 
 import incofl
 from incofl.cli import app
+from incofl.method import Method
+from incofl.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 COPIED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md", "security.md": "SECURITY.md"}
@@ -21,7 +24,7 @@ COPIED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md", 
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages that are generated."""
-    made = {"command-line.md": command_line(), "python.md": python()}
+    made = {"command-line.md": command_line(), "python.md": python(), "methods-in-code.md": methods()}
     made |= {page: (ROOT / source).read_text(encoding="utf-8") for page, source in COPIED.items()}
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
@@ -103,6 +106,19 @@ def python() -> str:
             member = getattr(member, "__func__", member)
             if inspect.isfunction(member) and member.__doc__:
                 text += f"\n### {name}.{key}\n\n```python\n{signature(key, member)}\n```\n\n{described(member)}\n"
+    return text
+
+
+def methods() -> str:
+    """The docstring of each file of methods, under the names that it defines."""
+    text = "# Methods in the code\n\nGenerated from the docstrings of `src/incofl/methods`; their options and what "
+    text += "they are good for: [methods](methods.md).\n"
+    for path in sorted((ROOT / "src" / "incofl" / "methods").glob("[a-z]*.py")):
+        module = importlib.import_module(f"incofl.methods.{path.stem}")
+        defined = {value.name for value in vars(module).values() if isinstance(value, Method)}
+        text += f"\n## {path.stem}\n\n{described(module)}\n"
+        if names := sorted(defined & METHODS.keys()):
+            text += f"\nNames: {', '.join(f'`{name}`' for name in names)}.\n"
     return text
 
 

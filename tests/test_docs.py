@@ -19,8 +19,9 @@ import typer
 
 import incofl
 from incofl.cli import app
-from incofl.config import load_config
+from incofl.config import load_config, make_config
 from incofl.config.schema import SECTIONS
+from incofl.costs import load_devices
 from incofl.methods import all_options
 from tests.shell import Shell
 
@@ -65,6 +66,27 @@ def test_readme_prints_the_round_function_unabridged() -> None:
     start = source.index("def run_round")
     function = source[start : source.index("\n\n\n", start)]
     assert function + "\n" in python_blocks(README)
+
+
+@pytest.mark.parametrize("page", ["config", "devices", "own-models"])
+def test_toml_blocks_are_valid(page: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        (tmp_path / "block.toml").write_text(block)
+        if "[[device]]" in block:
+            (device,) = load_devices(tmp_path / "block.toml")
+            assert device.count == 60
+        else:
+            make_config(tmp_path / "block.toml")
+
+
+def test_the_snippet_for_flower_is_its_example() -> None:
+    text = (ROOT / "docs" / "flower.md").read_text()
+    (block,) = re.findall(r"```\n(server_data = .*?)```", text, re.DOTALL)
+    example = (ROOT / "examples" / "flower_own_app.py").read_text()
+    for line in re.findall(r"^\w+_app = .*?\)(?=\s)", block, re.MULTILINE):
+        assert line in example
 
 
 def test_readme_prints_the_quickstart() -> None:
