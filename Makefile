@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-slow test-workers test-flower check format docs wheel bench clean
+.PHONY: help demo test test-slow test-workers test-flower test-executorch check format docs wheel bench clean
 
 help:
 	@echo "make demo    try what a small fleet of unequal devices can do, on the embedded digits (runs/fleet)"
 	@echo "make test    run the tests; make test-slow: the slower ones, end to end"
 	@echo "             make test-workers: in worker processes; make test-flower: with Flower's processes"
+	@echo "             make test-executorch: exports for phones, with its packages"
 	@echo "make check   format, lint, types: what CI runs before the tests"
 	@echo "make format  fix format and lint where possible"
 	@echo "make docs    build the documentation as a site (build/site)"
@@ -31,6 +32,11 @@ test-slow: $(READY)
 # Those that start Flower's own processes, one after the other.
 test-flower: $(READY)
 	$(BIN)/pytest -m flower
+
+# Exports for phones, with the twenty packages that this takes.
+test-executorch: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[executorch]'
+	$(BIN)/pytest tests/export -k executorch
 
 # The whole suite once more with every federation in worker processes.
 test-workers: $(READY)
