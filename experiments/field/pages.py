@@ -3,7 +3,7 @@
 usage: python experiments/field/pages.py [runs/field]
 
 With a folder, its field.csv becomes that of experiments/results. The table has what is known without a measurement
-(costs.csv, made by budget.py), and the accuracies as far as there are any.
+(costs.csv, made by budget.py), how long a turn takes (turns.csv, made by turns.py), and the accuracies as far as there are any.
 """
 
 import csv
@@ -40,9 +40,11 @@ LEVELS = {
 def read_costs() -> dict[tuple[str, str], dict[str, dict[str, str]]]:
     """By column and method, the costs of its smallest and largest level."""
     found: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
-    with (HERE / "costs.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            found.setdefault((row["column"], row["method"]), {})[row["level"]] = row
+    for name in ("costs.csv", "turns.csv"):
+        with (HERE / name).open(newline="") as file:
+            for row in csv.DictReader(file):
+                levels = found.setdefault((row["column"], row["method"]), {})
+                levels[row["level"]] = levels.get(row["level"], {}) | row
     return found
 
 
@@ -50,7 +52,7 @@ def which() -> str:
     """The table: a line for each method in each column, with InCo's effect on it where it was measured."""
     records = RESULTS / "field.csv"
     measured = {setting.column: setting for setting in settings(read_csv(records))} if records.exists() else {}
-    sizes, shown = ["bytes a round", "client memory", "client MACs"], MEASURED if measured else []
+    sizes, shown = ["bytes a round", "client memory", "client MACs", "client time"], MEASURED if measured else []
     lines = [["method", "levels differ in", *sizes, "statistics", "client keeps", *shown]]
     found, column = read_costs(), ""
     for (place, method), levels in found.items():
@@ -58,7 +60,7 @@ def which() -> str:
             lines.append([f"**{place}**", *[""] * (len(lines[0]) - 1)])
             column = place
         any_level = next(iter(levels.values()))
-        cells = [span(levels, "bytes", "B"), span(levels, "memory", "B"), span(levels, "macs", "")]
+        cells = [span(levels, "bytes", "B"), span(levels, "memory", "B"), span(levels, "macs", ""), times(levels)]
         kind = LEVELS.get(method, "any")
         statistics = STATISTICS.get(any_level["statistics"], any_level["statistics"])
         keeps = "yes" if any_level["keeps"] == "True" else ""
@@ -70,6 +72,11 @@ def which() -> str:
 def span(levels: dict[str, dict[str, str]], key: str, unit: str) -> str:
     """The costs of the smallest and of the largest level; of one, where the method trains only that."""
     return " to ".join(dict.fromkeys(human(int(row[key]), unit) for row in levels.values()))
+
+
+def times(levels: dict[str, dict[str, str]]) -> str:
+    """How long a turn of the smallest and of the largest level takes."""
+    return " to ".join(dict.fromkeys(row["turn"] for row in levels.values() if "turn" in row))
 
 
 def accuracies(setting: Setting | None, method: str) -> Iterator[str]:
