@@ -3,7 +3,8 @@
 usage: python experiments/field/pages.py [runs/field]
 
 With a folder, its field.csv becomes that of experiments/results. The table has what is known without a measurement
-(costs.csv, made by budget.py), how long a turn takes (turns.csv, made by turns.py), and the accuracies as far as there are any.
+(costs.csv, made by budget.py), how long a turn takes (turns.csv, made by turns.py), and the accuracies as far as there
+are any.
 """
 
 import csv
