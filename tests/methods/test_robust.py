@@ -392,19 +392,20 @@ def test_with_full_coverage_they_are_the_known_rules(n: int) -> None:
             np.testing.assert_allclose(again, numpy_clipped(x, centre, 20.0), rtol=1e-5, atol=1e-6)
 
 
-def byzfl_rules() -> Any:
-    """The rules of the package byzfl, without its parts that need torchvision."""
+def of_byzfl() -> tuple[Any, Any]:
+    """The rules of the package byzfl and what it does before them, without its parts that need torchvision."""
     spec = importlib.util.find_spec("byzfl")
     if spec is None or spec.submodule_search_locations is None:
         pytest.skip("byzfl is not installed: pip install --no-deps byzfl")
     package = types.ModuleType("byzfl")
     package.__path__ = list(spec.submodule_search_locations)
     sys.modules["byzfl"] = package
-    return importlib.import_module("byzfl.aggregators.aggregators")
+    rules, before = (importlib.import_module(f"byzfl.aggregators.{part}aggregators") for part in ("", "pre"))
+    return rules, before
 
 
 def test_with_full_coverage_they_are_those_of_byzfl() -> None:
-    rules, (uploads, x) = byzfl_rules(), vectors(9)
+    (rules, before), (uploads, x) = of_byzfl(), vectors(9)
     for mean, theirs in (
         (Trimmed(share=0.2), rules.TrMean(2)),
         (Median(), rules.Median()),
@@ -412,6 +413,7 @@ def test_with_full_coverage_they_are_those_of_byzfl() -> None:
         (Krum(share=0.2), rules.MultiKrum(2)),
         (GeometricMedian(iterations=3, smoothing=0.1), rules.GeometricMedian(0.1, 3)),
         (Centred(bound=20.0), rules.CenteredClipping(None, 1, 20.0)),
+        (Clipping(bound=20.0), lambda x: np.mean(before.Clipping(20.0)(x), axis=0)),
     ):
         ours = flat(aggregated(mean, uploads).shared.values)
         np.testing.assert_allclose(ours, theirs(x), rtol=1e-6, atol=1e-6, err_msg=str(mean))
