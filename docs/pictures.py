@@ -251,12 +251,12 @@ def attackers() -> None:
     shown = {"sign-flip": "sign flippers", "scaling": "scalers", "label-flip": "label flippers"}
     runs = [row for row in csv.DictReader((RESULTS / "trust.csv").read_text().splitlines()) if row["inco"] == "no"]
     runs = [row for row in runs if row["fleet"] == "equal" and (row["attack"] in shown or not row["attack"])]
-    rules = ("mean", "clipping", "trimmed", "median", "krum", "centred")
+    rules = ("mean", "clipping", "trimmed", "median", "krum", "centred", "krum among all")
     figure = Figure(figsize=(9, 5), layout="constrained")
     sets = sorted({row["data"] for row in runs})
     panels = figure.subplots(len(sets), len(shown), sharex=True, sharey="row", squeeze=False)
     for (data, attack), axes in zip(itertools.product(sets, shown), panels.flat, strict=True):
-        for rule, marker in zip(rules, "osv^Dx", strict=True):
+        for rule, marker in zip(rules, "osv^Dx*", strict=True):
             values = defaultdict[float, list[float]](list)
             for row in runs:
                 if (row["data"], row["rule"]) == (data, rule) and row["attack"] in ("", attack):
@@ -269,7 +269,7 @@ def attackers() -> None:
         axes.set_xlabel("attackers, percent of the clients")
     for axes in panels[:, 0]:
         axes.set_ylabel("test accuracy, percent")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=6)
+    figure.legend(*panels[0][0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=7)
     save(figure, "attackers.png")
 
 

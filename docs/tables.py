@@ -13,6 +13,7 @@ PAGES = {
     "speed.md": HERE.parent / "benchmarks" / "results",
     "devices.md": HERE.parent / "benchmarks" / "results",
     "lora.md": HERE.parent / "experiments" / "results",
+    "robustness.md": HERE.parent / "experiments" / "results",
     "methods.md": HERE.parent / "experiments" / "results",
     "results.md": HERE.parent / "experiments" / "results",
     "reproduction.md": HERE.parent / "experiments" / "results",

@@ -30,7 +30,8 @@ RESULTS = HERE.parent / "results"
 BATCH = 40  # runs between two records
 SETS = ("digits", "fashion-mnist")
 SHARES = (0.1, 0.2, 0.3)
-RULES = ("mean", "clipping", "trimmed", "median", "krum", "centred")
+AMONG_ALL = "krum among all"  # krum.among = "all"
+RULES = ("mean", "clipping", "trimmed", "median", "krum", "centred", AMONG_ALL)
 # Where a scale is given, it is one that is not refused at once, or that does harm.
 ATTACKS = {
     **{kind: [] for kind in ("sign-flip", "scaling", "noise", "inner-product", "label-flip", "backdoor")},
@@ -59,7 +60,7 @@ class Cell(NamedTuple):
 
     @property
     def method(self) -> str:
-        mean = "" if self.rule in ("mean", UNCHECKED) else f"+{self.rule}"
+        mean = "" if self.rule in ("mean", UNCHECKED) else f"+{self.rule.partition(' ')[0]}"
         return f"{'incoavg' if self.inco == 'yes' else 'heteroavg'}{mean}"
 
     def config(self, root: str) -> Config:
@@ -67,6 +68,7 @@ class Cell(NamedTuple):
         attack = [f"attack.kind={self.attack}", *ATTACKS[self.attack]] if self.attack else []
         share = [f"attack.share={self.share}"] if self.attack and self.fleet == "equal" else []
         limit += ["validation.norm=off"] if self.rule == UNCHECKED else []
+        limit += ["krum.among=all"] if self.rule == AMONG_ALL else []
         keys = [f"data.name={self.data}", f"data.root={root!r}", f"method={self.method}", f"seed={self.seed}"]
         return make_config(HERE / "base.toml", [*keys, *limit, *FLEETS[self.fleet], *attack, *share])
 

@@ -292,6 +292,32 @@ def test_krum_leaves_out_who_has_no_neighbours() -> None:
     assert_by_level(aggregated(Krum(share=0.25, select=1), uploads), [4 * 2.0 / 6, 0.0, 0.0])
 
 
+def test_krum_among_all_clients() -> None:
+    """Of five the liar is left out; the blocks of which it is the only holder do not move."""
+    uploads = [upload(k, 0, value) for k, value in enumerate((1.0, 2.0, 2.5))]
+    uploads += [upload(5, 1, 1.5), upload(9, 2, 50.0)]
+    assert_by_level(aggregated(Krum(share=0.2, among="all"), uploads), [7 / 4, 1.5, 0.0])
+    assert_by_level(aggregated(Krum(share=0.2), uploads), [(3 * 2.25 + 51.5) / 5, 51.5 / 2, 50.0])
+
+
+@pytest.mark.parametrize(
+    "keys", [["model.name=tiny-vit"], ["model.name=tiny-resnet"], ["model.name=tiny-resnet", "split.kind=stage"]]
+)
+def test_what_krum_compares_is_what_the_smallest_level_holds(keys: list[str]) -> None:
+    """Also where that lies scattered in what a larger level holds, as of the heads of an attention."""
+    kind = [] if "split.kind=stage" in keys else ["split.kind=hetero", "split.levels=[0.5,0.75,1.0]"]
+    federation = tiny_federation("method=heteroavg+krum", "krum.among=all", *kind, *keys)
+    server, rule = federation.start(), Krum(among="all")
+    full = {n: torch.arange(v.numel(), dtype=v.dtype).view_as(v) for n, v in server.shared.items()}
+    want = federation.slice(0, 0).look({n: full[n] for n in server.layout.parameters})
+    for level in federation.levels_in_use:
+        held = federation.slice(level, 0)
+        update = held.take({n: full[n] for n in server.layout.parameters})
+        found = rule._common(Upload(0, level, held, update, {}, 1, 1), server)
+        assert found.keys() == want.keys()
+        assert all(torch.equal(found[name], want[name]) for name in want)
+
+
 def test_the_geometric_median_of_a_level() -> None:
     """Of points on a line it is the median, 2, whatever the last one says; a level's sole client counts as it is."""
     uploads = [upload(0, 0, 1.0), upload(1, 0, 2.0), upload(2, 0, 1e4), upload(9, 2, 6.0)]
@@ -411,6 +437,7 @@ def test_with_full_coverage_they_are_those_of_byzfl() -> None:
         (Median(), rules.Median()),
         (Krum(share=0.2, select=1), rules.Krum(2)),
         (Krum(share=0.2), rules.MultiKrum(2)),
+        (Krum(share=0.2, among="all"), rules.MultiKrum(2)),
         (GeometricMedian(iterations=3, smoothing=0.1), rules.GeometricMedian(0.1, 3)),
         (Centred(bound=20.0), rules.CenteredClipping(None, 1, 20.0)),
         (Clipping(bound=20.0), lambda x: np.mean(before.Clipping(20.0)(x), axis=0)),
@@ -468,6 +495,11 @@ def test_a_resumed_run_and_other_workers_give_the_same_bits(rule: str, tmp_path:
             "aggregate.weighting: got 'samples', expected 'un",
         ),
         (["method=heteroavg+holders", "aggregate.weighting=samples"], "every client counts once, whatever examples it"),
+        (
+            ["method=fedavg+krum", "krum.among=all"],
+            "krum.among: got 'all', expected 'level' with fedavg+krum: its levels",
+        ),
+        (["method=fedrolex+krum", "krum.among=all"], "krum.among: got 'all', expected 'level' with fedrolex+krum"),
         (["method=fedrand+krum"], "expected clients of a level that hold the same channels"),
         (["method=heteroavg+median+coverage", "coverage.kind=signal"], "coverage.kind: got 'signal', expected 'count'"),
         (["method=heteroavg+trimmed", "trimmed.share=0.6"], "trimmed.share: got 0.6, expected"),

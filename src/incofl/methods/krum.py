@@ -1,16 +1,19 @@
-"""Clients of a level weighed by how well they agree: ``NAME+krum`` and ``NAME+geomedian``.
+"""Clients weighed by how well they agree: ``NAME+krum`` and ``NAME+geomedian``.
 
-Uploads of one level have the same shape and can be compared as whole vectors. With n uploads of a level and
-f = min(ceil(share n), ceil(n / 2) - 1) of them that may be wrong:
+Uploads of one level have the same shape and can be compared as whole vectors. Krum can also compare those of all levels
+(``krum.among = "all"``), by what the smallest level holds, which is part of each: where clients' data differ, a few
+honest uploads are far apart, too, and among many the wrong ones stand out more, also the only one of a level. With n
+uploads that are compared and f = min(ceil(share n), ceil(n / 2) - 1) of them that may be wrong:
 
     Krum (Blanchard et al., NeurIPS 2017):  the score of an upload is its mean squared distance from the n - f - 1 that
         are nearest to it; the ``select`` uploads of the smallest scores count (1: Krum; n - f: multi-Krum)
     geometric median (Weiszfeld's algorithm, smoothed):  z <- sum u_k / max(|u_k - z|, s) / sum 1 / max(|u_k - z|, s)
 
-The uploads that count share the weight of all of their level, so that levels weigh in the covered mean of a position as
-they do without. With one or two uploads of a level there is no majority: they count as in the mean.
+The uploads that count share the weight of all that were compared, so that levels, compared by themselves, weigh in the
+covered mean of a position as they do without. With one or two uploads there is no majority: they count as in the mean.
+A position all of whose holders count for nothing does not move.
 
-The uploads of a round are kept until the last has come, those of one level twice while they are compared.
+The uploads of a round are kept until the last has come, and what is compared a second time.
 """
 
 import dataclasses
@@ -18,7 +21,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt, Lt
@@ -28,14 +31,16 @@ from incofl.client import Setting, Upload
 from incofl.errors import ConfigError
 from incofl.mean import Arrivals, Averages, Mean
 from incofl.options import options
+from incofl.path import within
 from incofl.server import Changes, Server
-from incofl.tensors import one_thread
+from incofl.split import Slice
+from incofl.tensors import Tensors, one_thread, only
 from incofl.upload import kept
 
 
 @dataclass(frozen=True)
-class WithinLevels(Mean):
-    """What rules share that weigh the clients of a level by their distances."""
+class ByDistance(Mean):
+    """What rules share that weigh clients by their distances."""
 
     robust: ClassVar[bool] = True
     keeps_uploads: ClassVar[bool] = True
@@ -50,27 +55,45 @@ class WithinLevels(Mean):
             raise ConfigError(
                 f"method: got {method.name}, expected clients of a level that hold the same channels, to compare them"
             )
+        if self._all and (method.server.separate or method.split.window != "prefix"):
+            raise ConfigError(
+                f"{self._name}.among: got 'all', expected 'level' with {method.name}: its levels have no part in common"
+            )
 
     def aggregate(self, rule: Averages, server: Server, arrivals: Arrivals) -> Changes:
         uploads = [kept(upload) for some in arrivals for upload in some]
-        levels = sorted({upload.level for upload in uploads})
-        weights = {level: self._of_level([u for u in uploads if u.level == level]) for level in levels}
-        record = {
-            f"level {level}": {"clients": len(found), "least": min(found.values()), "most": max(found.values())}
-            for level, found in weights.items()
-        }
-        weighed = [dataclasses.replace(u, weight=u.weight * weights[u.level][u.client]) for u in uploads]
+        compared = {f"level {level}": [u for u in uploads if u.level == level] for level in {u.level for u in uploads}}
+        if self._all:
+            compared = {"all": uploads}
+        record, weights = {}, dict[int, float]()
+        for name, some in sorted(compared.items()):
+            found = self._of(some, server)
+            record[name] = {"clients": len(found), "least": min(found.values()), "most": max(found.values())}
+            weights |= found
+        weighed = [dataclasses.replace(u, weight=u.weight * weights[u.client]) for u in uploads]
         changes = rule.aggregate(server, [weighed])
         return dataclasses.replace(changes, records={self._name: record})
 
-    def _of_level(self, uploads: Sequence[Upload]) -> dict[int, float]:
-        """The weight of each client of a level; they sum to the number of clients."""
+    def _of(self, uploads: Sequence[Upload], server: Server) -> dict[int, float]:
+        """The weight of each client; they sum to the number of clients."""
         factors = torch.ones(len(uploads), dtype=torch.float64)
         if len(uploads) > 2:
             with one_thread():  # the same bits however many there are
-                rows = [torch.cat([u.update[name].flatten() for name in sorted(u.update)]) for u in uploads]
+                parts = [self._common(upload, server) if self._all else upload.update for upload in uploads]
+                rows = [torch.cat([part[name].flatten() for name in sorted(part)]) for part in parts]
                 factors = len(uploads) * self.weights(torch.stack(rows).double())
         return {upload.client: float(factor) for upload, factor in zip(uploads, factors, strict=True)}
+
+    def _common(self, upload: Upload, server: Server) -> Tensors:
+        """What the smallest level holds of an update."""
+        shapes, smallest = server.layout.shapes, server.population[min(server.population)][0]
+        names, larger = smallest.index.keys() & upload.update.keys(), upload.slice.index
+        part = {name: within(smallest.index[name], larger[name], shapes[name]) for name in names}
+        return Slice(part, only(smallest.shapes, names)).look(only(upload.update, names))
+
+    @property
+    def _all(self) -> bool:
+        return False
 
     @property
     def _name(self) -> str:
@@ -78,11 +101,17 @@ class WithinLevels(Mean):
 
 
 @options("krum")
-class Krum(WithinLevels):
-    """Krum, and multi-Krum: of each level, the uploads that have most others near them."""
+class Krum(ByDistance):
+    """Krum, and multi-Krum: the uploads that have most others near them."""
 
-    share: Annotated[float, Ge(0), Lt(0.5)] = 0.2  # of the clients of a level that may be wrong
+    # whom clients are compared with: those of their level, or all of the round, by what the smallest level holds
+    among: Literal["level", "all"] = "level"
+    share: Annotated[float, Ge(0), Lt(0.5)] = 0.2  # of the clients that are compared that may be wrong
     select: Annotated[int, Ge(1)] | None = None  # number of uploads that count; left out, all but that share
+
+    @property
+    def _all(self) -> bool:
+        return self.among == "all"
 
     def weights(self, vectors: Tensor) -> Tensor:
         n = len(vectors)
@@ -94,8 +123,8 @@ class Krum(WithinLevels):
 
 
 @options("geomedian")
-class GeometricMedian(WithinLevels):
-    """The point of the smallest sum of distances from the uploads of a level."""
+class GeometricMedian(ByDistance):
+    """The point of the smallest sum of distances from the uploads."""
 
     iterations: Annotated[int, Ge(1)] = 10  # of the algorithm
     smoothing: Annotated[float, Gt(0)] = 1e-6  # the least distance that counts, so that none is divided by zero
