@@ -36,6 +36,18 @@ ELSEWHERE = {
     " --serve": "tests/report/test_live.py::test_the_page_follows_a_run",
     "model.pretrained=timm/": "tests/models/test_pretrained.py::test_from_the_hub",
 }
+# Lines that are no commands of ours, by how they begin, and where what they start is tested; those of others are not.
+FLEET = "tests/flower/test_deployment.py::test_five_sizes_learn_and_give_the_bits_of_the_engine"  # by the same scripts
+FIELD = "tests/test_experiments.py::test_which_method_is_made_from_costs_and_evaluations"
+OTHERS = {
+    **dict.fromkeys(("source ", "pip install", "python3 -m venv", "export ", "ray start", "tensorboard "), ""),
+    **dict.fromkeys(("make ", ".venv/bin/pre-commit"), ""),  # CI runs these; the second runs the first
+    "python experiments/field/pages.py": FIELD,
+    "python docs/tables.py": "tests/test_docs.py::test_tables_are_current",
+    "flwr run my-simulation": "tests/flower/test_simulation.py::test_flwr_run_works_at_once_in_a_new_app",
+    "flwr run my-fleet": FLEET,
+    "examples/flower-deployment/fleet.sh": FLEET,
+}
 # Smaller than a reader's, and nothing else: added to the commands that train. Studies of the paper only count their
 # runs (--dry-run); tests/studies runs one.
 FEW = ["--rounds", "2", "--set", "eval.limit=40", "--set", "engine.workers=1"]
@@ -110,7 +122,15 @@ def test_the_commands_of_a_page(page: str, folder: Path, incofl: Shell) -> None:
         assert out, command
 
 
+def test_no_other_command_of_a_page_is_forgotten() -> None:
+    for page, text in TEXTS.items():
+        for language, block in re.findall(r"^ *```(\w*)[^\n]*\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE):
+            for line in block.replace("\\\n", " ").splitlines() if not language else ():
+                if re.match(r"(make|source|pip|python3?|export|ray|flwr|tensorboard|\S+\.sh|\.venv\S+) ?", line):
+                    assert any(line.startswith(known) for known in OTHERS), (page, line)
+
+
 def test_what_runs_elsewhere_does() -> None:
-    for name in ELSEWHERE.values():
+    for name in (*ELSEWHERE.values(), *filter(None, OTHERS.values())):
         path, _, test = name.partition("::")
         assert f"def {test}(" in (ROOT / path).read_text(), name
