@@ -40,7 +40,11 @@ ATTACKS = {
     "magnitude": ["attack.scale=1e6"],
 }
 # Who attacks: a share of equal groups, or the only client of the largest level.
-FLEETS = {"equal": ["split.counts=[7,7,6]"], "sole": ["split.counts=[10,9,1]", "attack.only=deepest"]}
+FLEETS = {
+    "equal": ["split.counts=[7,7,6]"],
+    "sole": ["split.counts=[10,9,1]", "attack.only=deepest"],
+    "long": ["split.counts=[7,7,6]", "rounds=30", "eval.every=10"],
+}
 UNCHECKED = "mean, norms unchecked"  # the plain mean without the validation of norms; nobody attacks
 DECIDES = ("sign-flip", "scaling", "not-a-number")  # what a recommended rule withstands, by a fifth of the clients
 KEEPS = 90  # percent of the accuracy of the plain mean without attackers
@@ -66,7 +70,7 @@ class Cell(NamedTuple):
     def config(self, root: str) -> Config:
         limit = [] if self.data == "fashion-mnist" else ["data.limit=none", "eval.limit=none"]
         attack = [f"attack.kind={self.attack}", *ATTACKS[self.attack]] if self.attack else []
-        share = [f"attack.share={self.share}"] if self.attack and self.fleet == "equal" else []
+        share = [f"attack.share={self.share}"] if self.attack and self.fleet != "sole" else []
         limit += ["validation.norm=off"] if self.rule == UNCHECKED else []
         limit += ["krum.among=all"] if self.rule == AMONG_ALL else []
         keys = [f"data.name={self.data}", f"data.root={root!r}", f"method={self.method}", f"seed={self.seed}"]
@@ -83,7 +87,10 @@ def cells(sets: Sequence[str], attacks: Sequence[str], seeds: Sequence[int]) -> 
         for rule in (*RULES, "trimmed+holders"):
             cases = [("sole", "", "0"), *product(["sole"], attacks, ["1 client"])]
             found += [Cell(data, *case, rule, inco, str(seed)) for case in cases]
-        found += [Cell(data, fleet, "", "0", UNCHECKED, inco, str(seed)) for fleet in FLEETS]
+        found += [Cell(data, fleet, "", "0", UNCHECKED, inco, str(seed)) for fleet in ("equal", "sole")]
+        if inco == "no":
+            cases = [("long", "", "0"), *(("long", attack, "0.2") for attack in DECIDES if attack in attacks)]
+            found += [Cell(data, *case, rule, inco, str(seed)) for rule in ("mean", AMONG_ALL) for case in cases]
     return found
 
 
@@ -159,7 +166,7 @@ class Answers:
 
     def _kept(self, data: str, rule: str, attack: str, fleet: str = "equal", level: int | None = None) -> list[float]:
         """In percent of the plain mean without attackers, seed by seed."""
-        share = "0" if not attack else "0.2" if fleet == "equal" else "1 client"
+        share = "0" if not attack else "0.2" if fleet != "sole" else "1 client"
         ours = self._values(data, fleet, attack, share, rule, "no", level=level)
         theirs = self._values(data, fleet, "", "0", "mean", "no", level=level)
         return [100 * one / other for one, other in zip(ours, theirs, strict=True)]
@@ -167,7 +174,7 @@ class Answers:
     def default(self) -> str:
         """What the validation of norms costs where nobody attacks."""
         kept = []
-        for data, fleet, inco in product(self._sets, FLEETS, ("no", "yes")):
+        for data, fleet, inco in product(self._sets, ("equal", "sole"), ("no", "yes")):
             ours, theirs = (self._values(data, fleet, "", "0", rule, inco) for rule in ("mean", UNCHECKED))
             kept += [100 * one / other for one, other in zip(ours, theirs, strict=True)]
         return (
@@ -231,13 +238,32 @@ class Answers:
             f"has by the plain mean without attackers.\n\n{markdown(lines).strip()}"
         )
 
+    def long(self) -> str:
+        """What the rule that was added keeps with three times the rounds."""
+        lines = [["data", "rule", "nobody", *(f"20 % {attack}" for attack in DECIDES)]]
+        least = float("inf")
+        for data, rule in product(self._sets, ("mean", AMONG_ALL)):
+            kept = {attack: self._kept(data, rule, attack, "long") for attack in ("", *DECIDES)}
+            lines.append([data, rule, *(plus_minus(Estimate.of(kept[attack]), ".0f") for attack in ("", *DECIDES))])
+            least = min(least, *(float(np.mean(kept[attack])) for attack in DECIDES if rule == AMONG_ALL))
+        held = "keeps" if least >= KEEPS else "does not keep"
+        return (
+            f"**With 30 rounds** `{AMONG_ALL}` {held} {KEEPS} % under each of the three attacks on both data sets (the "
+            f"least is {least:.1f} %), in percent of the plain mean of 30 rounds without attackers.\n\n"
+            f"{markdown(lines).strip()}"
+        )
+
     def page(self) -> str:
         commits = sorted({line["commit"] for line in self._found.values()})
         made = f"`python experiments/trust/trust_study.py`, {len(self._found):,} runs, commit {', '.join(commits)}."
-        return "\n\n".join([self.default(), self.rules(), self.inco(), self.sole(), made])
+        return "\n\n".join([self.default(), self.rules(), self.long(), self.inco(), self.sole(), made])
 
 
-FLEET_NAMES = {"equal": "a share of all clients attacks", "sole": "the only holder of the deepest blocks attacks"}
+FLEET_NAMES = {
+    "equal": "a share of all clients attacks",
+    "long": "the same, 30 rounds",
+    "sole": "the only holder of the deepest blocks attacks",
+}
 NOTE = (
     "`python experiments/trust/trust_study.py`. In percent, mean over levels and the last third of the evaluations, "
     "± half width of the 95 % interval over the seeds (Student's t)."
