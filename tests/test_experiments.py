@@ -196,7 +196,7 @@ def test_what_the_study_of_attackers_answers(script: Any) -> None:
         return float(lost * plain + 2 * (cell.inco == "yes"))
 
     cells = study["cells"](("digits",), list(study["ATTACKS"]), (0, 1))
-    assert len(cells) == 2 * 2 * (7 * 37 + 8 * 13 + 2) + 2 * 2 * 4
+    assert len(cells) == 2 * 2 * (7 * 37 + 8 * 13 + 2) + 2 * 3 * 4
     found = {
         cell: {"accuracy": str(accuracy(cell)), "by_level": f"0 0 {accuracy(cell)}", "commit": ""} for cell in cells
     }

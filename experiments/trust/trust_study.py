@@ -251,8 +251,8 @@ class Answers:
             if rule in least:
                 least[rule] = min([least[rule], *(float(np.mean(kept[attack])) for attack in DECIDES)])
         held = [
-            f"`{rule}` {'keeps' if low >= KEEPS else 'does not keep'} {KEEPS} % under each of the three attacks on both "
-            f"data sets (the least is {low:.1f} %)"
+            f"`{rule}` {'keeps' if low >= KEEPS else 'does not keep'} {KEEPS} % under each of the three attacks on both"
+            f" data sets (the least is {low:.1f} %)"
             for rule, low in least.items()
         ]
         return (
