@@ -313,7 +313,7 @@ def test_what_krum_compares_is_what_the_smallest_level_holds(keys: list[str]) ->
     for level in federation.levels_in_use:
         held = federation.slice(level, 0)
         update = held.take({n: full[n] for n in server.layout.parameters})
-        found = rule._common(Upload(0, level, held, update, {}, 1, 1), server)
+        found = rule.part(Upload(0, level, held, update, {}, 1, 1), server)
         assert found.keys() == want.keys()
         assert all(torch.equal(found[name], want[name]) for name in want)
 

@@ -49,24 +49,26 @@ class ByDistance(Mean):
     def weights(self, vectors: Tensor) -> Tensor:
         """The weights of some vectors, three at least, which sum to one."""
 
+    def compared(self, uploads: Sequence[Upload]) -> dict[str, list[Upload]]:
+        """By name, the uploads that are compared with each other: those of a level."""
+        levels = sorted({upload.level for upload in uploads})
+        return {f"level {level}": [upload for upload in uploads if upload.level == level] for level in levels}
+
+    def part(self, upload: Upload, server: Server) -> Tensors:
+        """By what an upload is compared: all of its update."""
+        return upload.update
+
     def check(self, method: Any, setting: Setting) -> None:
         super().check(method, setting)
         if method.split.window not in ("prefix", "rolling", "rolling-back"):
             raise ConfigError(
                 f"method: got {method.name}, expected clients of a level that hold the same channels, to compare them"
             )
-        if self._all and (method.server.separate or method.split.window != "prefix"):
-            raise ConfigError(
-                f"{self._name}.among: got 'all', expected 'level' with {method.name}: its levels have no part in common"
-            )
 
     def aggregate(self, rule: Averages, server: Server, arrivals: Arrivals) -> Changes:
         uploads = [kept(upload) for some in arrivals for upload in some]
-        compared = {f"level {level}": [u for u in uploads if u.level == level] for level in {u.level for u in uploads}}
-        if self._all:
-            compared = {"all": uploads}
         record, weights = {}, dict[int, float]()
-        for name, some in sorted(compared.items()):
+        for name, some in self.compared(uploads).items():
             found = self._of(some, server)
             record[name] = {"clients": len(found), "least": min(found.values()), "most": max(found.values())}
             weights |= found
@@ -79,21 +81,10 @@ class ByDistance(Mean):
         factors = torch.ones(len(uploads), dtype=torch.float64)
         if len(uploads) > 2:
             with one_thread():  # the same bits however many there are
-                parts = [self._common(upload, server) if self._all else upload.update for upload in uploads]
+                parts = [self.part(upload, server) for upload in uploads]
                 rows = [torch.cat([part[name].flatten() for name in sorted(part)]) for part in parts]
                 factors = len(uploads) * self.weights(torch.stack(rows).double())
         return {upload.client: float(factor) for upload, factor in zip(uploads, factors, strict=True)}
-
-    def _common(self, upload: Upload, server: Server) -> Tensors:
-        """What the smallest level holds of an update."""
-        shapes, smallest = server.layout.shapes, server.population[min(server.population)][0]
-        names, larger = smallest.index.keys() & upload.update.keys(), upload.slice.index
-        part = {name: within(smallest.index[name], larger[name], shapes[name]) for name in names}
-        return Slice(part, only(smallest.shapes, names)).look(only(upload.update, names))
-
-    @property
-    def _all(self) -> bool:
-        return False
 
     @property
     def _name(self) -> str:
@@ -109,9 +100,23 @@ class Krum(ByDistance):
     share: Annotated[float, Ge(0), Lt(0.5)] = 0.2  # of the clients that are compared that may be wrong
     select: Annotated[int, Ge(1)] | None = None  # number of uploads that count; left out, all but that share
 
-    @property
-    def _all(self) -> bool:
-        return self.among == "all"
+    def compared(self, uploads: Sequence[Upload]) -> dict[str, list[Upload]]:
+        return super().compared(uploads) if self.among == "level" else {"all": [*uploads]}
+
+    def part(self, upload: Upload, server: Server) -> Tensors:
+        """Of all that are compared, what the smallest level holds of each."""
+        if self.among == "level":
+            return upload.update
+        shapes, smallest = server.layout.shapes, server.population[min(server.population)][0]
+        names, larger = smallest.index.keys() & upload.update.keys(), upload.slice.index
+        held = {name: within(smallest.index[name], larger[name], shapes[name]) for name in names}
+        return Slice(held, only(smallest.shapes, names)).look(only(upload.update, names))
+
+    def check(self, method: Any, setting: Setting) -> None:
+        super().check(method, setting)
+        if self.among == "all" and (method.server.separate or method.split.window != "prefix"):
+            want = f"expected 'level' with {method.name}: its levels have no part in common"
+            raise ConfigError(f"krum.among: got 'all', {want}")
 
     def weights(self, vectors: Tensor) -> Tensor:
         n = len(vectors)

@@ -49,7 +49,7 @@ def verdict(groups: Groups) -> tuple[str, list[Line]]:
     return answer(setting, baselines), [Line(dict(zip(head, row, strict=True))) for row in rows]
 
 
-def fleet(groups: Groups) -> dict[str, list[Line]]:
+def advice(groups: Groups) -> dict[str, list[Line]]:
     """By title, what ``incofl advise --try`` said of the devices and options that the runs are of; else nothing."""
     (folder, *others) = {run.path.parent for run in groups.runs}
     try:
